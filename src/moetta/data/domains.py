@@ -1,0 +1,184 @@
+"""A domain: pictures with labels, and optionally a corruption applied on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+class UnreadableImage(OSError):
+    """A picture that cannot be decoded; the message names its file and says why."""
+
+
+@runtime_checkable
+class Images(Protocol):
+    """Anything that counts its pictures and gives the i-th one as uint8 [3, H, W].
+
+    A uint8 tensor [N, 3, H, W] is one. A sequence that reads files raises `UnreadableImage` for a
+    picture it cannot decode.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some pictures of a larger collection, without copying it."""
+
+    images: Images
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int, /) -> Tensor:
+        return self.images[int(self.rows[i])]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A picture that was left out of its batch, and why."""
+
+    domain: str
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Pictures of one kind, with their labels.
+
+    Attributes:
+        name: What results call this domain; unique within a stream.
+        images: A uint8 tensor [N, 3, H, W], or any sequence of uint8 [3, H, W] tensors of one size.
+        labels: The class of each picture, int64 [N].
+        corruption: The corruption applied on the fly, one of `moetta.data.corruptions.ALL`.
+        severity: Its severity, 1 to 5.
+        index: Each picture's number in its base data set; its random draws are keyed by it, so that
+            a subset of a data set shows the same pictures as the whole. 0 to N - 1 by default.
+        classes: The classes that occur, for the masked scoring convention (see `logit_mask`).
+        origin: Where the pictures come from, for the protocol card.
+    """
+
+    name: str
+    images: Images
+    labels: Tensor
+    corruption: str | None = None
+    severity: int = 5
+    index: Tensor | None = None
+    classes: Sequence[int] | None = None
+    origin: str = "in memory"
+
+    def __post_init__(self) -> None:
+        labels = torch.as_tensor(self.labels)
+        if labels.dtype.is_floating_point or labels.ndim != 1 or len(labels) != len(self.images):
+            raise ValueError(
+                f"domain {self.name!r}: labels must be integers [N], one for each of the "
+                f"{len(self.images)} images, got {labels.dtype} {list(labels.shape)}"
+            )
+        if len(labels) == 0:
+            raise ValueError(f"domain {self.name!r} has no images")
+        if int(labels.min()) < 0:
+            raise ValueError(f"domain {self.name!r}: labels must not be negative")
+        if isinstance(self.images, Tensor):
+            _check_pictures(self.images, self.name)
+        if self.corruption is not None:
+            from moetta.data.corruptions import ALL
+
+            if self.corruption not in ALL:
+                raise ValueError(
+                    f"domain {self.name!r}: unknown corruption {self.corruption!r}; "
+                    f"known: {', '.join(ALL)}"
+                )
+        if self.severity not in range(1, 6):
+            raise ValueError(f"domain {self.name!r}: severity must be 1 to 5, got {self.severity}")
+        index = torch.arange(len(labels)) if self.index is None else torch.as_tensor(self.index)
+        if index.shape != labels.shape:
+            raise ValueError(f"domain {self.name!r}: index must have one entry for each image")
+        object.__setattr__(self, "labels", labels.long())
+        object.__setattr__(self, "index", index.long())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def numbers(self) -> Tensor:
+        """Each picture's number in its base data set."""
+        assert self.index is not None  # filled in at construction
+        return self.index
+
+    def take(self, rows: Tensor) -> Domain:
+        """The domain restricted to some of its pictures, which keep their numbers."""
+        return replace(
+            self,
+            images=Rows(self.images, rows),
+            labels=self.labels[rows],
+            index=self.numbers[rows],
+        )
+
+    def read(
+        self, rows: Tensor, *, seed: int = 0, frost_folder: str | Path | None = None
+    ) -> tuple[Tensor, Tensor, list[Unread]]:
+        """Reads and corrupts some pictures.
+
+        Args:
+            rows: Which ones, as positions in this domain.
+            seed: The seed of the corruptions.
+            frost_folder: The folder of the original frost photographs, if they are to be used.
+
+        Returns:
+            The pictures, uint8 [n, 3, H, W]; which entries of `rows` they are; and those that could
+            not be read.
+        """
+        kept, unread = torch.arange(len(rows)), []
+        if isinstance(self.images, Tensor):
+            pictures = self.images[rows]
+        else:
+            decoded: dict[int, Tensor] = {}
+            for slot, row in enumerate(rows.tolist()):
+                try:
+                    decoded[slot] = self.images[row]
+                except UnreadableImage as error:
+                    unread.append(Unread(self.name, int(self.numbers[row]), str(error)))
+            pictures = self._stack(list(decoded.values()))
+            kept = torch.tensor(list(decoded), dtype=torch.long)
+        if self.corruption is not None and len(kept):
+            from moetta.data.corruptions import corrupt
+
+            pictures = corrupt(
+                pictures,
+                self.corruption,
+                self.severity,
+                index=self.numbers[rows[kept]],
+                seed=seed,
+                frost_folder=frost_folder,
+            )
+        return pictures, kept, unread
+
+    def _stack(self, pictures: list[Tensor]) -> Tensor:
+        if not pictures:
+            return torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+        sizes = sorted({tuple(p.shape) for p in pictures})
+        if len(sizes) > 1:
+            raise ValueError(
+                f"domain {self.name!r} mixes picture sizes {sizes}; "
+                "read it with a preprocessing that resizes and crops"
+            )
+        stacked = torch.stack(pictures)
+        _check_pictures(stacked, self.name)
+        return stacked
+
+
+def _check_pictures(pictures: Tensor, name: str) -> None:
+    if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] != 3:
+        raise ValueError(
+            f"domain {name!r}: images must be uint8 [3, H, W] each, "
+            f"got {pictures.dtype} {list(pictures.shape[1:])}"
+        )

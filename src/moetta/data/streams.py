@@ -1,0 +1,314 @@
+"""Streams: batches of samples from several domains, in an order fixed by a seed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize
+
+from moetta.data.domains import Domain, Unread, UnreadableImage
+from moetta.data.orders import Order, describe_order, make_order, stratified
+
+Normalisation = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch of a stream.
+
+    Attributes:
+        images: Normalised pictures, float32 [B, 3, H, W].
+        labels: Their classes, int64 [B].
+        domains: Their domains as positions in `Stream.domain_names`, int64 [B].
+        index: Their positions in the concatenation of the domains, int64 [B].
+        number: The number of this batch in the stream, from 0.
+        unread: Pictures that belong here but could not be read.
+    """
+
+    images: Tensor
+    labels: Tensor
+    domains: Tensor
+    index: Tensor
+    number: int
+    unread: tuple[Unread, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on another device."""
+        return replace(
+            self,
+            images=self.images.to(device),
+            labels=self.labels.to(device),
+            domains=self.domains.to(device),
+            index=self.index.to(device),
+        )
+
+
+class Stream:
+    """Several domains as one stream of batches.
+
+    The order is drawn once, from a generator of its own: it depends on the domains, the order, the
+    limit and the seed, and on nothing else. The last batch may be short. Iterating twice gives the
+    same batches twice.
+
+    Args:
+        domains: The domains, in the order in which they are concatenated.
+        order: "mixed", "continual", "gradual", "label_shift" or "bursts", or an order with its
+            options, such as `LabelShift(gamma=0.01)`.
+        seed: Seeds the order and the choice made by `limit`.
+        batch_size: Samples in a batch, at least 1.
+        limit: Draws a subset of this many samples in which domains and classes keep their
+            proportions.
+        normalise: Mean and standard deviation by channel that the model expects, for pixels in
+            [0, 1].
+        size: Height and width (or one number for both) that pictures are resized to after the
+            corruption; by default they keep theirs, which must then be the same in all domains.
+        interpolation: How, if they are: "bilinear" or "bicubic".
+        workers: Processes that read ahead; 0 reads in this one. The batches do not depend on it.
+        start: The first batch to yield, to resume where a run stopped.
+        on_error: "fail" raises at a picture that cannot be read; "skip" leaves it out of its batch
+            and lists it in `skipped`. The other samples stay in their batches either way.
+        corruption_seed: Seeds the corruptions, which do not depend on `seed`.
+        frost_folder: The folder of the original frost photographs, if they are to be used.
+        mask: Whether predictions in a domain of few classes are to be read among those classes
+            only; see `moetta.data.logit_mask`. Recorded here, applied by whoever scores.
+        name: What the protocol card calls the stream.
+        preprocessing: What the protocol card says about preprocessing.
+
+    Attributes:
+        permutation: Positions in the concatenation, in stream order.
+        skipped: The pictures that could not be read so far.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[Domain],
+        *,
+        order: str | Order = "mixed",
+        seed: int = 42,
+        batch_size: int = 64,
+        limit: int | None = None,
+        normalise: Normalisation,
+        size: int | tuple[int, int] | None = None,
+        interpolation: str = "bilinear",
+        workers: int = 0,
+        start: int = 0,
+        on_error: Literal["fail", "skip"] = "fail",
+        corruption_seed: int = 0,
+        frost_folder: str | Path | None = None,
+        mask: bool = False,
+        name: str = "custom",
+        preprocessing: dict[str, Any] | None = None,
+    ) -> None:
+        _check(domains, batch_size, workers, start, on_error)
+        self.domains = tuple(domains)
+        self.domain_names = tuple(d.name for d in domains)
+        self.order = make_order(order)
+        self.seed, self.batch_size, self.limit = seed, batch_size, limit
+        self.workers, self.start, self.on_error = workers, start, on_error
+        self.mask, self.name = mask, name
+        self.skipped: list[Unread] = []
+
+        lengths = torch.tensor([len(d) for d in domains])
+        domain_of = torch.arange(len(domains)).repeat_interleave(lengths)
+        labels = torch.cat([d.labels for d in domains])
+        chosen = torch.arange(len(labels))
+        if limit is not None:
+            chosen = stratified(domain_of, labels, limit, seed)
+        drawn = self.order(domain_of[chosen], labels[chosen], seed)
+        self.permutation = chosen[drawn]
+        self._counts = torch.bincount(domain_of[chosen], minlength=len(domains)).tolist()
+        self._batches = _Batches(
+            domains=self.domains,
+            offsets=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+            labels=labels,
+            permutation=self.permutation,
+            batch_size=batch_size,
+            mean=_channels(normalise[0]),
+            std=_channels(normalise[1], positive=True),
+            size=(size, size) if isinstance(size, int) else size,
+            interpolation=InterpolationMode(interpolation),
+            on_error=on_error,
+            corruption_seed=corruption_seed,
+            frost_folder=frost_folder,
+        )
+        if start > self.batches:
+            raise ValueError(f"start is batch {start}, but the stream has only {self.batches}")
+        self._preprocessing = preprocessing or {}
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in the whole stream."""
+        return len(self.permutation)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in the whole stream, wherever it starts."""
+        return len(self._batches)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of samples of each domain."""
+        return dict(zip(self.domain_names, self._counts, strict=True))
+
+    def __len__(self) -> int:
+        return self.batches - self.start
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader = DataLoader(
+            self._batches,
+            sampler=range(self.start, self.batches),
+            batch_size=None,
+            num_workers=self.workers,
+            collate_fn=_as_is,
+            # Workers are seeded from this one; the default would draw from the global generator.
+            generator=torch.Generator(),
+        )
+        for batch in loader:
+            for unread in batch.unread:
+                if unread not in self.skipped:
+                    self.skipped.append(unread)
+                    warnings.warn(f"skipped: {unread.reason}", stacklevel=2)
+            if len(batch):  # one in which nothing could be read has nothing to give
+                yield batch
+
+    def card(self) -> dict[str, Any]:
+        """What a result on this stream must say about it, as plain JSON data."""
+        b = self._batches
+        return {
+            "stream": self.name,
+            "domains": [
+                {
+                    "name": d.name,
+                    "samples": n,
+                    "available": len(d),
+                    "corruption": d.corruption,
+                    "severity": d.severity if d.corruption else None,
+                    "origin": d.origin,
+                }
+                for d, n in zip(self.domains, self._counts, strict=True)
+            ],
+            "samples": self.samples,
+            "order": describe_order(self.order),
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "limit": self.limit,
+            "preprocessing": {
+                "mean": b.mean.flatten().tolist(),
+                "std": b.std.flatten().tolist(),
+                "size": list(b.size) if b.size else None,
+                "interpolation": b.interpolation.value,
+                **self._preprocessing,
+            },
+            "mask": self.mask,
+            "corruption_seed": b.corruption_seed,
+            "frost": "photographs" if b.frost_folder else "procedural",
+            "on_error": self.on_error,
+            "skipped": [asdict(unread) for unread in self.skipped],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches(Dataset[Batch]):
+    """Makes batch b from b alone, so that any worker can make any batch."""
+
+    domains: tuple[Domain, ...]
+    offsets: Tensor
+    labels: Tensor
+    permutation: Tensor
+    batch_size: int
+    mean: Tensor
+    std: Tensor
+    size: tuple[int, int] | None
+    interpolation: InterpolationMode
+    on_error: str
+    corruption_seed: int
+    frost_folder: str | Path | None
+
+    def __len__(self) -> int:
+        return -(-len(self.permutation) // self.batch_size)
+
+    def __getitem__(self, b: int) -> Batch:
+        index = self.permutation[b * self.batch_size : (b + 1) * self.batch_size]
+        domains = torch.searchsorted(self.offsets, index, right=True) - 1
+        parts: dict[int, tuple[Tensor, Tensor]] = {}
+        unread: list[Unread] = []
+        for d in domains.unique().tolist():
+            slots = (domains == d).nonzero().squeeze(1)
+            pictures, kept, lost = self.domains[d].read(
+                index[slots] - self.offsets[d],
+                seed=self.corruption_seed,
+                frost_folder=self.frost_folder,
+            )
+            if lost and self.on_error == "fail":
+                raise UnreadableImage(
+                    f'{lost[0].reason} (on_error="skip" would leave such images out)'
+                )
+            unread += lost
+            if len(kept):
+                parts[d] = (slots[kept], self._fit(pictures))
+        if not parts:
+            none = index[:0]
+            return Batch(torch.empty(0, 3, 0, 0), none, none, none, b, tuple(unread))
+        slots = torch.cat([slots for slots, _ in parts.values()])
+        images = self._normalised(parts, slots.argsort())
+        slots = slots.sort().values
+        index, domains = index[slots], domains[slots]
+        return Batch(images, self.labels[index], domains, index, b, tuple(unread))
+
+    def _fit(self, pictures: Tensor) -> Tensor:
+        if self.size is None or tuple(pictures.shape[-2:]) == tuple(self.size):
+            return pictures
+        return resize(pictures, list(self.size), self.interpolation, antialias=True)
+
+    def _normalised(self, parts: dict[int, tuple[Tensor, Tensor]], order: Tensor) -> Tensor:
+        sizes = {self.domains[d].name: tuple(p.shape[-2:]) for d, (_, p) in parts.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(
+                f"the domains differ in picture size ({sizes}); give the stream a size"
+            )
+        pictures = torch.cat([p for _, p in parts.values()])[order]
+        return pictures.float().div_(255).sub_(self.mean).div_(self.std)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _channels(values: Sequence[float], positive: bool = False) -> Tensor:
+    channels = torch.as_tensor(values, dtype=torch.float32).flatten()
+    sound = len(channels) == 3 and bool(channels.isfinite().all())
+    if not sound or (positive and bool((channels <= 0).any())):
+        raise ValueError(
+            "normalise needs a mean and a positive std of 3 numbers each (one for each of R, G, B, "
+            f"for pixels in [0, 1]), got {values!r}"
+        )
+    return channels.view(1, 3, 1, 1)
+
+
+def _check(
+    domains: Sequence[Domain], batch_size: int, workers: int, start: int, on_error: str
+) -> None:
+    if not domains:
+        raise ValueError("a stream needs at least one domain")
+    names = [d.name for d in domains]
+    if len(set(names)) < len(names):
+        twice = sorted({n for n in names if names.count(n) > 1})
+        raise ValueError(f"domain names must be unique; these are used twice: {', '.join(twice)}")
+    for what, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
+        if value < least:
+            raise ValueError(f"{what} must be at least {least}, got {value}")
+    if start < 0:
+        raise ValueError(f"start must not be negative, got {start}")
+    if on_error not in ("fail", "skip"):
+        raise ValueError(f'on_error must be "fail" or "skip", got {on_error!r}')
