@@ -1,0 +1,39 @@
+"""The few formulas that several methods share, as plain functions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Shannon entropy (natural log) of each row's softmax, in float32 or better.
+
+    >>> entropy(torch.zeros(1, 4)).item() == math.log(4)
+    True
+    """
+    log_p = (
+        logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    )
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``values`` where ``mask`` holds; zero, with a zero gradient, where it holds nowhere.
+
+    >>> masked_mean(torch.tensor([1.0, 5.0]), torch.tensor([False, False])).item()
+    0.0
+    """
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+
+
+def reliability(entropies: Tensor, e0: float) -> Tensor:
+    """EATA's weight ``exp(e0 - H)``, a constant for the gradient: sure predictions count more."""
+    return (e0 - entropies.detach()).exp()
+
+
+def log_classes(logits: Tensor) -> float:
+    """Ln C, the largest entropy there is: thresholds are given as shares of it."""
+    return math.log(logits.shape[-1])

@@ -1,0 +1,134 @@
+"""What a user hands to a classifier: positional or keyword tensors that share their first axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch: the arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def checked(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """Refuse, before anything is computed, a batch that could only do harm."""
+        batch = cls(args, kwargs)
+        tensors = batch._tensors()
+        if not tensors:
+            raise ValueError(
+                "the adapter was called without a tensor; pass the batch as the model takes it: "
+                "adapter(images) or adapter(pixel_values=images)"
+            )
+        first = batch.main
+        if first.dim() == 0 or first.shape[0] == 0:
+            raise ValueError(
+                f"the batch is empty (shape {tuple(first.shape)}); skip empty batches before "
+                "calling the adapter"
+            )
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                _check_finite(tensor)
+        if batch.images is None and first.dim() == 3 and first.shape[0] in (1, 3):
+            raise ValueError(
+                f"got one image of shape {tuple(first.shape)}, but the model takes a batch "
+                "[B, C, H, W]; add the batch axis with images.unsqueeze(0)"
+            )
+        if first.dim() == 4 and not first.is_floating_point():
+            raise ValueError(
+                f"the images are {first.dtype}; convert and normalise them first, for example "
+                "(images.float() / 255 - mean) / std"
+            )
+        # Autograd cannot save tensors made in inference mode; a copy made outside of it can be.
+        return batch.map(lambda t: t.clone() if t.is_inference() else t)
+
+    def _tensors(self) -> list[Tensor]:
+        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
+
+    @property
+    def main(self) -> Tensor:
+        """The first tensor: the one whose first axis counts the samples."""
+        return self._tensors()[0]
+
+    @property
+    def images(self) -> Tensor | None:
+        """The first floating-point [B, C, H, W] tensor, or None for other kinds of input."""
+        for tensor in self._tensors():
+            if tensor.dim() == 4 and tensor.is_floating_point():
+                return tensor
+        return None
+
+    def __len__(self) -> int:
+        return self.main.shape[0]
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Inputs:
+        """Apply ``f`` to every tensor."""
+
+        def one(value: Any) -> Any:
+            return f(value) if isinstance(value, Tensor) else value
+
+        return Inputs(tuple(map(one, self.args)), {k: one(v) for k, v in self.kwargs.items()})
+
+    def select(self, index: Tensor) -> Inputs:
+        """The samples at ``index`` (positions or a mask) of every per-sample tensor."""
+        size = len(self)
+        return self.map(lambda t: t[index] if t.dim() and t.shape[0] == size else t)
+
+    def with_images(self, images: Tensor) -> Inputs:
+        """The same call with other pixels."""
+        old = self.images
+        return self.map(lambda t: images if t is old else t)
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Run the model; take the logits out of whatever it returns."""
+        try:
+            output = model(*self.args, **self.kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, AssertionError, TypeError, IndexError, ValueError) as error:
+            shapes = ", ".join(str(tuple(t.shape)) for t in self._tensors())
+            raise ValueError(
+                f"the model rejected a batch of shape {shapes}: {error}. Check channels, image "
+                "size and argument names against what the model expects"
+            ) from error
+        logits = _find_logits(output)
+        if logits.dim() != 2 or logits.shape[0] != len(self) or logits.shape[1] < 2:
+            raise ValueError(
+                f"the model returned logits of shape {tuple(logits.shape)} for {len(self)} "
+                "samples; a classifier returns [B, C] with at least two classes"
+            )
+        return logits
+
+
+def _find_logits(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits
+    if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):
+        return output["logits"]
+    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise ValueError(
+        f"the model returned {type(output).__name__}; a classifier returns a tensor of logits, "
+        "a tuple that starts with them, or an object with `.logits`"
+    )
+
+
+def _check_finite(tensor: Tensor) -> None:
+    # A finite sum proves every value finite in one cheap pass; a suspicious sum is looked into.
+    if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
+        bad = ~torch.isfinite(tensor.detach()).flatten(1).all(1) if tensor.dim() > 1 else None
+        if bad is None or bad.any():
+            where = "" if bad is None else f" in samples {bad.nonzero().flatten().tolist()[:8]}"
+            raise ValueError(
+                f"the batch has NaN or infinite values{where}; drop or repair those samples "
+                "before calling the adapter"
+            )

@@ -1,0 +1,147 @@
+"""Finding the normalisation layers of any network, and what each of them needs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import timm.layers
+import torch.nn.functional as F
+import torchvision.models.convnext
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_CHANNELS_FIRST = (
+    timm.layers.LayerNorm2d,
+    timm.layers.LayerNormAct2d,
+    torchvision.models.convnext.LayerNorm2d,
+)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation layer with an affine part, and where it stands.
+
+    Attributes:
+        name: its dotted name in the network.
+        module: the layer.
+        kind: what it normalises over.
+        channels_first: a LayerNorm over the second axis of [B, D, H, W] (ConvNeXt's stem and
+            downsampling), not over the last.
+    """
+
+    name: str
+    module: nn.Module
+    kind: Literal["layer", "group", "batch"]
+    channels_first: bool = False
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Its scale and shift, with their full names."""
+        return [(f"{self.name}.{k}", p) for k, p in self.module.named_parameters(recurse=False)]
+
+
+def describe(name: str, module: nn.Module) -> Norm | None:
+    """The module as a `Norm`, or None if it is none we can train."""
+    if not isinstance(getattr(module, "weight", None), nn.Parameter):
+        return None
+    if isinstance(module, _BatchNorm):
+        return Norm(name, module, "batch")
+    if isinstance(module, nn.GroupNorm):
+        return Norm(name, module, "group")
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+        first = isinstance(module, _CHANNELS_FIRST)
+        first = first or getattr(module, "data_format", None) == "channels_first"
+        return Norm(name, module, "layer", first)
+    return None
+
+
+def find_norms(network: nn.Module) -> list[Norm]:
+    """All trainable norm layers, in the order of `named_modules`.
+
+    Raises:
+        ValueError: there is none; the message lists what there is.
+    """
+    norms = [norm for item in network.named_modules() if (norm := describe(*item))]
+    if not norms:
+        kinds = Counter(type(m).__name__ for m in network.modules() if not list(m.children()))
+        found = ", ".join(f"{count} {name}" for name, count in kinds.most_common(8)) or "no layers"
+        raise ValueError(
+            "the model has no LayerNorm, GroupNorm or BatchNorm with trainable scale and shift, "
+            f"which this method needs; found {found}"
+        )
+    return norms
+
+
+def parse_indices(text: str, count: int, what: str = "layers") -> set[int]:
+    """Layer numbers from ranges such as ``"0-5,8"``.
+
+    >>> sorted(parse_indices("0-2,4", 6))
+    [0, 1, 2, 4]
+
+    Raises:
+        ValueError: not of that form, or beyond the last layer.
+    """
+    chosen: set[int] = set()
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise ValueError(f'{what}: cannot read {part!r}; write ranges such as "0-5,8"')
+        low = int(match[1])
+        high = int(match[2] or low)
+        if low > high or high >= count:
+            raise ValueError(
+                f"{what}: {part!r} is not within the model's norm layers 0-{count - 1}"
+            )
+        chosen.update(range(low, high + 1))
+    return chosen
+
+
+class BatchStatNorm(nn.Module):
+    """A BatchNorm that normalises by the batch it is given, as Tent does.
+
+    One value a channel has no variance: such a batch (one image on a 1 x 1 map) is normalised by
+    the source statistics instead of failing.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(norm, _BatchNorm)
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.register_buffer("num_batches_tracked", norm.num_batches_tracked)
+        self.tail = trailing_activation(norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise by the batch's own mean and variance."""
+        if x.numel() // x.shape[1] > 1:
+            x = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        else:
+            x = F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        return self.tail(x)
+
+
+def trailing_activation(norm: nn.Module) -> nn.Module:
+    """What timm's combined layers (BatchNormAct2d and kin) do after normalising; else nothing."""
+    parts = [getattr(norm, name, None) for name in ("drop", "act")]
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    return nn.Sequential(*modules) if modules else nn.Identity()
+
+
+def normalise(norm: nn.Module, x: Tensor, batch_statistics: bool = False) -> Tensor:
+    """What a GroupNorm or BatchNorm does before its scale and shift."""
+    if isinstance(norm, nn.GroupNorm):
+        return F.group_norm(x, norm.num_groups, eps=norm.eps)
+    assert isinstance(norm, _BatchNorm)
+    mean, var = norm.running_mean, norm.running_var
+    own = (batch_statistics or mean is None) and x.numel() // x.shape[1] > 1
+    if own or mean is None:
+        return F.batch_norm(x, None, None, training=True, eps=norm.eps)
+    return F.batch_norm(x, mean, var, eps=norm.eps)

@@ -1,0 +1,186 @@
+"""An adapter's state: collected, checked, restored, written and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from moetta.report import Totals
+
+if TYPE_CHECKING:
+    from moetta.adapter import Adapter
+
+FORMAT = "moetta-state"
+VERSION = "1"
+_COUNTERS = [f.name for f in fields(Totals) if f.name != "losses"]
+
+
+def collect(adapter: Adapter) -> dict[str, Tensor]:
+    """Copies of everything that influences the adapter's future."""
+    out = {f"param.{name}": p.detach().clone() for name, p in adapter.trained.items()}
+    if adapter.optimizer is not None:
+        for name, parameter in adapter.trained.items():
+            for key, value in adapter.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    out[f"optim.{name}.{key}"] = torch.as_tensor(value).detach().clone()
+    for name, tensor in adapter.running.items():
+        if tensor is not None:
+            out[f"running.{name}"] = tensor.detach().clone()
+    # Counts stay exact in float64 up to 2^53.
+    numbers = [float(adapter.steps), *(float(getattr(adapter.totals, n)) for n in _COUNTERS)]
+    out["counters"] = torch.tensor(numbers, dtype=torch.float64)
+    for name, value in adapter.totals.losses.items():
+        out[f"loss.{name}"] = torch.tensor(value, dtype=torch.float64)
+    return out
+
+
+def restore(adapter: Adapter, tensors: dict[str, Tensor]) -> None:
+    """Put a collected state back; checks everything before it changes anything."""
+    problems = _differences(adapter, tensors)
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise ValueError(
+            f"this state does not fit this {adapter.method} adapter: "
+            f"{'; '.join(problems[:5])}{more}"
+        )
+    with torch.no_grad():
+        for name, parameter in adapter.trained.items():
+            parameter.copy_(tensors[f"param.{name}"])
+        if adapter.optimizer is not None:
+            adapter.optimizer.state.clear()
+            for name, parameter in adapter.trained.items():
+                prefix = f"optim.{name}."
+                held = {
+                    key.removeprefix(prefix): _like(value, parameter, key)
+                    for key, value in tensors.items()
+                    if key.startswith(prefix)
+                }
+                if held:
+                    adapter.optimizer.state[parameter].update(held)
+        for name in adapter.running:
+            value = tensors.get(f"running.{name}")
+            adapter.running[name] = None if value is None else value.to(adapter.device, copy=True)
+    numbers = tensors["counters"].tolist()
+    adapter.steps = int(numbers[0])
+    counts = {
+        name: value if name == "entropy" else int(value)
+        for name, value in zip(_COUNTERS, numbers[1:], strict=True)
+    }
+    losses = {
+        k.removeprefix("loss."): v.item() for k, v in tensors.items() if k.startswith("loss.")
+    }
+    adapter.totals = Totals(**counts, losses=losses)
+
+
+def _like(value: Tensor, parameter: Tensor, key: str) -> Tensor:
+    # Adam keeps its step count on the CPU; everything else lives beside its parameter.
+    return value.clone() if key.endswith(".step") else value.to(parameter.device, copy=True)
+
+
+def _differences(adapter: Adapter, tensors: dict[str, Tensor]) -> list[str]:
+    here = collect(adapter)
+    problems = []
+    params = {k for k in here if k.startswith("param.")}
+    for key in sorted(params - tensors.keys()):
+        problems.append(f"{key} is missing")
+    prefixes = tuple(f"optim.{name}." for name in adapter.trained)
+    running = {f"running.{name}" for name in adapter.running}
+    for key, value in tensors.items():
+        known = key in params or key in running or key == "counters" or key.startswith("loss.")
+        if not known and not (prefixes and key.startswith(prefixes)):
+            problems.append(f"{key} is unknown here")
+        elif key in here and key not in ("counters",) and here[key].shape != value.shape:
+            problems.append(f"{key} has shape {tuple(value.shape)}, here {tuple(here[key].shape)}")
+    if "counters" not in tensors or tensors["counters"].numel() != len(_COUNTERS) + 1:
+        problems.append("its counters are missing or of another version")
+    return problems
+
+
+def save(adapter: Adapter, path: str | PathLike[str]) -> None:
+    """Write the state with its identity (method, configuration, model), atomically."""
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": adapter.method,
+        "config": json.dumps(adapter.config.to_dict(), sort_keys=True),
+        "model": adapter.fingerprint(),
+    }
+    tensors = {k: v.cpu().contiguous() for k, v in collect(adapter).items()}
+    write_atomically(path, to_bytes(tensors, metadata))
+
+
+def load(adapter: Adapter, path: str | PathLike[str]) -> None:
+    """Read what `save` wrote, refuse what is not for this adapter, restore the rest."""
+    tensors, metadata = read_safetensors(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is a safetensors file, but not a state saved by moetta")
+    if metadata.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has state version {metadata.get('version')}; this moetta reads {VERSION}"
+        )
+    if metadata["method"] != adapter.method:
+        raise ValueError(
+            f"{path} was saved by method {metadata['method']!r}, this adapter is {adapter.method!r}"
+        )
+    theirs, ours = json.loads(metadata["config"]), adapter.config.to_dict()
+    changed = [
+        f"{key}: file {theirs.get(key)!r}, here {ours.get(key)!r}"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+    ]
+    if changed:
+        raise ValueError(f"{path} was saved under another configuration: {'; '.join(changed)}")
+    if metadata["model"] != adapter.fingerprint():
+        raise ValueError(
+            f"{path} was saved for a model with other source weights "
+            f"(file {metadata['model'][:12]}, here {adapter.fingerprint()[:12]})"
+        )
+    restore(adapter, tensors)
+
+
+def read_safetensors(path: str | PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is truncated or of another format.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def write_atomically(path: str | PathLike[str], data: bytes) -> None:
+    """Write all of ``data`` to ``path``, or leave what was there: never a part."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(
+        dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"
+    )
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; give this one the permissions an ordinary file would get.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
