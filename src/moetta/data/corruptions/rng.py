@@ -1,0 +1,103 @@
+"""Random numbers that belong to a sample, not to a batch.
+
+A counter-based generator: the n-th number of draw d of sample i is a hash of (seed, i, name, d, n). Nothing is
+carried from one call to the next, so batch composition, order, worker count and device cannot matter.
+Everything is 32-bit integer arithmetic on whole tensors, the same on every device.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+
+
+def _signed64(value: int) -> int:
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _signed32(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _mix64(z: Tensor) -> Tensor:
+    """Finaliser of splitmix64; the masks turn torch's arithmetic shifts into logical ones."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed64(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed64(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def _xorshift32_(x: Tensor, scratch: Tensor, bits: int) -> Tensor:
+    torch.bitwise_right_shift(x, bits, out=scratch)
+    scratch &= (1 << (32 - bits)) - 1
+    return x.bitwise_xor_(scratch)
+
+
+@lru_cache(maxsize=32)
+def _counters(n: int, device: torch.device) -> Tensor:
+    """0 .. n-1, spread over the 32-bit range by an odd multiplier."""
+    return torch.arange(n, dtype=torch.int32, device=device) * _signed32(0x9E3779B9)
+
+
+def _word(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """One random stream for each sample of a (part of a) batch; `draw` numbers independent uses of a stream."""
+
+    keys: Tensor  # int64 [B], on the device on which numbers are wanted
+
+    @classmethod
+    def of(cls, seed: int, index: Tensor, name: str, device: torch.device) -> "Streams":
+        """Streams of the samples `index` (int64 [B]) for the corruption `name`."""
+        base = _signed64(_word(name) + seed * 0x9E3779B97F4A7C15)
+        keys = _mix64(_mix64(torch.full_like(index, base)) + index.to("cpu", torch.int64))
+        return cls(keys.to(device))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def narrow(self, start: int, stop: int) -> "Streams":
+        """The streams of samples start .. stop-1."""
+        return Streams(self.keys[start:stop])
+
+    def bits(self, n: int, draw: int = 0) -> Tensor:
+        """int32 [B, n]: 32 random bits each."""
+        key = _mix64(self.keys + _signed64((draw + 1) * 0xD1342543DE82EF95))
+        low = key.to(torch.int32)[:, None]
+        high = (key >> 32).to(torch.int32)[:, None]
+        x = _counters(n, self.keys.device) + low
+        scratch = torch.empty_like(x)
+        _xorshift32_(x, scratch, 16).mul_(0x7FEB352D)
+        # The second half of the key enters midway: two streams are not shifted copies of one another.
+        _xorshift32_(x, scratch, 15).bitwise_xor_(high).mul_(_signed32(0x846CA68B))
+        return _xorshift32_(x, scratch, 16)
+
+    def uniform(self, n: int, draw: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """float32 [B, n], uniform in (low, high): 24 random bits each, never an endpoint of (0, 1)."""
+        unit = self.bits(n, draw).bitwise_and_(0xFFFFFF).to(torch.float32)
+        scale = (high - low) / (1 << 24)
+        return unit.mul_(scale).add_(low + 0.5 * scale)
+
+    def normal(self, n: int, draw: int = 0) -> Tensor:
+        """float32 [B, n], standard normal (Box-Muller)."""
+        half = (n + 1) // 2
+        u = self.uniform(2 * half, draw)
+        radius = u[:, :half].log().mul_(-2).sqrt_()
+        angle = u[:, half:].mul_(2 * math.pi)
+        pair = torch.empty_like(u)
+        torch.cos(angle, out=pair[:, :half]).mul_(radius)
+        torch.sin(angle, out=pair[:, half:]).mul_(radius)
+        return pair[:, :n]
+
+    def integers(self, n: int, high: Tensor | int, draw: int = 0) -> Tensor:
+        """int64 [B, n], uniform in 0 .. high-1 (high far below 2^24)."""
+        return (self.uniform(n, draw) * high).to(torch.int64)
