@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from moetta.data.corruptions import check_name, corrupt
+
 
 class UnreadableImage(OSError):
     """A picture that cannot be decoded; the message names its file and says why."""
@@ -90,13 +92,7 @@ class Domain:
         if isinstance(self.images, Tensor):
             _check_pictures(self.images, self.name)
         if self.corruption is not None:
-            from moetta.data.corruptions import ALL
-
-            if self.corruption not in ALL:
-                raise ValueError(
-                    f"domain {self.name!r}: unknown corruption {self.corruption!r}; "
-                    f"known: {', '.join(ALL)}"
-                )
+            check_name(self.corruption)
         if self.severity not in range(1, 6):
             raise ValueError(f"domain {self.name!r}: severity must be 1 to 5, got {self.severity}")
         index = torch.arange(len(labels)) if self.index is None else torch.as_tensor(self.index)
@@ -124,7 +120,7 @@ class Domain:
         )
 
     def read(
-        self, rows: Tensor, *, seed: int = 0, frost_folder: str | Path | None = None
+        self, rows: Tensor, *, seed: int = 0, frost_folder: Path | None = None
     ) -> tuple[Tensor, Tensor, list[Unread]]:
         """Reads and corrupts some pictures.
 
@@ -150,8 +146,6 @@ class Domain:
             pictures = self._stack(list(decoded.values()))
             kept = torch.tensor(list(decoded), dtype=torch.long)
         if self.corruption is not None and len(kept):
-            from moetta.data.corruptions import corrupt
-
             pictures = corrupt(
                 pictures,
                 self.corruption,

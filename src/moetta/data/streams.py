@@ -140,7 +140,7 @@ class Stream:
             interpolation=InterpolationMode(interpolation),
             on_error=on_error,
             corruption_seed=corruption_seed,
-            frost_folder=frost_folder,
+            frost_folder=None if frost_folder is None else Path(frost_folder),
         )
         if start > self.batches:
             raise ValueError(f"start is batch {start}, but the stream has only {self.batches}")
@@ -233,7 +233,7 @@ class _Batches(Dataset[Batch]):
     interpolation: InterpolationMode
     on_error: str
     corruption_seed: int
-    frost_folder: str | Path | None
+    frost_folder: Path | None
 
     def __len__(self) -> int:
         return -(-len(self.permutation) // self.batch_size)

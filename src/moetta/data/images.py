@@ -1,0 +1,98 @@
+"""Image files that are decoded when they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from moetta.data.domains import UnreadableImage
+
+Transform = Callable[[Image.Image], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Pictures in files, each decoded, made RGB and put into shape when it is asked for.
+
+    Attributes:
+        root: The folder that the files are in.
+        files: Their paths below it; bytes in one array, as a million path objects would be copied
+            into every worker.
+        transform: Turns an RGB picture into the one to show: a picture or a uint8 [3, H, W] tensor.
+    """
+
+    root: Path
+    files: NDArray[np.bytes_]
+    transform: Transform | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, i: int) -> Path:
+        """The path of a file."""
+        return self.root / os.fsdecode(self.files[i])
+
+    def __getitem__(self, i: int, /) -> Tensor:
+        path = self.path(i)
+        try:
+            with Image.open(path) as opened:
+                picture = opened.convert("RGB")
+        # Pillow's decoders raise these for damaged files; what is wrong with a transform, which
+        # comes after, is no fault of the file.
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise UnreadableImage(f"cannot read image {path}: {error}") from error
+        shown = picture if self.transform is None else self.transform(picture)
+        return shown if isinstance(shown, Tensor) else pil_to_tensor(shown)
+
+    def in_memory(self) -> Tensor:
+        """All pictures as one uint8 tensor [N, 3, H, W]; for data sets of small pictures."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return torch.stack(list(pool.map(self.__getitem__, range(len(self)))))
+
+
+def list_images(
+    folder: Path, classes: Mapping[str, int], transform: Transform | None = None
+) -> tuple[ImageFiles, Tensor]:
+    """The images below `folder/<class>/` for each class, in sorted order, and their labels.
+
+    Raises:
+        FileNotFoundError: If a class has no images, naming it.
+    """
+    found = make_dataset(str(folder), dict(classes), extensions=IMG_EXTENSIONS)
+    files = np.array([os.fsencode(os.path.relpath(path, folder)) for path, _ in found])
+    return ImageFiles(folder, files, transform), torch.tensor([label for _, label in found])
+
+
+def subfolders(folder: Path) -> list[str]:
+    """The names of the visible folders in a folder, sorted."""
+    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+
+
+def contents(folder: Path) -> str:
+    """What is in a folder, in a few words, for an error that says what was found."""
+    if not folder.exists():
+        return "no such folder"
+    if not folder.is_dir():
+        return "a file, not a folder"
+    folders = subfolders(folder)
+    files = sorted(e.name for e in os.scandir(folder) if e.is_file())
+    said = [
+        f"{len(x)} {what} ({_few(x)})" for what, x in (("folders", folders), ("files", files)) if x
+    ]
+    return " and ".join(said) or "an empty folder"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
