@@ -1,0 +1,222 @@
+import json
+
+import pytest
+import torch
+
+from moetta.data import Domain, LabelShift, Stream, UnreadableImage
+
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def pictures(n, size=32, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, size, size), generator=draw, dtype=torch.uint8)
+
+
+def three(size=32):
+    return [
+        Domain("noise", pictures(40, size), torch.arange(40) % 4, corruption="gaussian_noise"),
+        Domain("frost", pictures(40, size), torch.arange(40) % 4, corruption="frost", severity=3),
+        Domain("clean", pictures(9, size, seed=1), torch.arange(9) % 4),
+    ]
+
+
+def gather(stream):
+    batches = list(stream)
+    return [
+        torch.cat([getattr(b, k) for b in batches])
+        for k in ("images", "labels", "domains", "index")
+    ]
+
+
+class Lazy:
+    """Pictures that are made when asked for, of which some cannot be read."""
+
+    def __init__(self, images, bad=()):
+        self.images, self.bad = images, bad
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        if i in self.bad:
+            raise UnreadableImage(f"cannot read image photo-{i}.jpg: truncated")
+        return self.images[i]
+
+
+@pytest.mark.parametrize("order", ["mixed", "continual", "gradual", "label_shift", "bursts"])
+def test_the_batches_do_not_depend_on_the_number_of_workers(order):
+    here, there = (
+        gather(Stream(three(), order=order, batch_size=16, normalise=HALF, workers=w))
+        for w in (0, 2)
+    )
+    for a, b in zip(here, there, strict=True):
+        assert a.equal(b)
+
+
+def test_each_batch_carries_images_labels_domains_and_positions():
+    stream = Stream(three(), batch_size=64, normalise=((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    assert (len(stream), stream.batches, stream.samples) == (2, 2, 89)
+    first, last = stream
+    assert (len(first), len(last)) == (64, 25)  # the short last batch is kept
+    assert (first.number, last.number) == (0, 1)
+    assert first.images.dtype == torch.float32
+    assert first.labels.dtype == first.domains.dtype == first.index.dtype == torch.int64
+    images, labels, domains, index = gather(stream)
+    assert index.equal(stream.permutation)
+    assert domains.equal(torch.where(index < 40, 0, torch.where(index < 80, 1, 2)))
+    assert labels.equal((index - torch.tensor([0, 40, 80])[domains]) % 4)
+    clean = pictures(9, seed=1)[index[domains == 2] - 80].float() / 255
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
+    expected = (clean - mean[:, None, None]) / std[:, None, None]
+    torch.testing.assert_close(images[domains == 2], expected, rtol=0, atol=1e-6)
+
+
+def test_a_picture_is_the_same_whatever_the_order_the_batch_and_the_subset():
+    by_position = []
+    for options in ({"batch_size": 64}, {"batch_size": 1, "order": "continual", "seed": 7}):
+        images, _, _, index = gather(Stream(three(), normalise=HALF, **options))
+        by_position.append(images[index.argsort()])
+    assert by_position[0].equal(by_position[1])
+    images, _, _, index = gather(Stream(three(), normalise=HALF, limit=20))
+    assert images.equal(by_position[0][index])
+    noise = three()[0].take(torch.tensor([5, 30]))
+    assert noise.read(torch.tensor([1]))[0].equal(three()[0].read(torch.tensor([30]))[0])
+    other = gather(Stream(three(), normalise=HALF, corruption_seed=1))
+    assert not other[0][other[3].argsort()].equal(by_position[0])
+
+
+def test_the_order_is_that_of_the_seed_and_neither_uses_nor_moves_the_global_generator():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    runs = [gather(Stream(three(), normalise=HALF, seed=5, workers=w)) for w in (0, 1)]
+    assert torch.get_rng_state().equal(state)
+    torch.manual_seed(99)
+    assert gather(Stream(three(), normalise=HALF, seed=5))[3].equal(runs[0][3])
+    assert not Stream(three(), normalise=HALF, seed=6).permutation.equal(runs[0][3])
+
+
+def test_it_resumes_at_any_batch():
+    whole = list(Stream(three(), batch_size=10, normalise=HALF))
+    rest = Stream(three(), batch_size=10, normalise=HALF, start=6)
+    assert len(rest) == 3
+    for a, b in zip(whole[6:], rest, strict=True):
+        assert a.number == b.number
+        assert a.images.equal(b.images)
+    assert list(Stream(three(), normalise=HALF, start=2)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_images_are_listed_and_move_no_other_sample(workers):
+    images = pictures(30)
+    sound = Domain("d", images, torch.arange(30) % 3)
+    holes = Domain("d", Lazy(images, bad={3, 4, 5, 17}), torch.arange(30) % 3)
+    options = {"batch_size": 2, "order": "mixed", "normalise": HALF}
+    stream = Stream([holes], on_error="skip", workers=workers, **options)
+    with pytest.warns(UserWarning) as warned:
+        got = list(stream)
+    assert any("photo-17.jpg" in str(w.message) for w in warned)
+    assert {u.index for u in stream.skipped} == {3, 4, 5, 17}
+    assert all(u.domain == "d" and f"photo-{u.index}" in u.reason for u in stream.skipped)
+    assert stream.card()["skipped"][0]["domain"] == "d"
+    whole = {b.number: b for b in Stream([sound], **options)}
+    for batch in got:
+        keep = [i not in {3, 4, 5, 17} for i in whole[batch.number].index.tolist()]
+        assert batch.index.tolist() == whole[batch.number].index[keep].tolist()
+        assert batch.images.equal(whole[batch.number].images[keep])
+    assert sum(map(len, got)) == 26
+    list(stream)
+    assert len(stream.skipped) == 4  # a second pass does not count them twice
+
+
+def test_a_batch_in_which_nothing_can_be_read_is_left_out():
+    domain = Domain("d", Lazy(pictures(4), bad={0, 1}), torch.zeros(4).long())
+    stream = Stream([domain], batch_size=1, on_error="skip", order="continual", normalise=HALF)
+    with pytest.warns(UserWarning):
+        assert sorted(int(b.index) for b in stream) == [2, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_fatal_by_default(workers):
+    domain = Domain("d", Lazy(pictures(4), bad={2}), torch.zeros(4).long())
+    with pytest.raises(UnreadableImage, match=r"photo-2\.jpg.*truncated"):
+        list(Stream([domain], normalise=HALF, workers=workers))
+
+
+def test_pictures_are_resized_after_the_corruption():
+    small = Stream(three(), normalise=HALF, batch_size=89)
+    large = Stream(three(), normalise=HALF, batch_size=89, size=64)
+    (a,), (b,) = small, large
+    assert b.images.shape == (89, 3, 64, 64)
+    shrunk = torch.nn.functional.avg_pool2d(b.images, 2)
+    assert (shrunk - a.images).abs().mean() < 0.25  # else 0.5 and more
+    mixed = [three()[0], Domain("big", pictures(5, 48), torch.zeros(5).long())]
+    with pytest.raises(ValueError, match="differ in picture size"):
+        list(Stream(mixed, normalise=HALF))
+    assert next(iter(Stream(mixed, normalise=HALF, size=(48, 40)))).images.shape[2:] == (48, 40)
+
+
+def test_limit_keeps_proportions_and_counts_say_so():
+    stream = Stream(three(), normalise=HALF, limit=20)
+    assert stream.samples == 20
+    assert stream.counts["clean"] in (2, 3)
+    assert sum(stream.counts.values()) == 20
+    assert Stream(three(), normalise=HALF, limit=10**9).samples == 89
+
+
+def test_the_card_is_json_and_says_what_a_result_depends_on():
+    stream = Stream(
+        three(),
+        order=LabelShift(gamma=0.5),
+        seed=3,
+        batch_size=8,
+        limit=50,
+        normalise=HALF,
+        corruption_seed=9,
+        mask=True,
+    )
+    card = json.loads(json.dumps(stream.card()))
+    assert card["order"] == {"name": "label_shift", "gamma": 0.5, "slots": 0}
+    assert [d["name"] for d in card["domains"]] == ["noise", "frost", "clean"]
+    assert sum(d["samples"] for d in card["domains"]) == card["samples"] == 50
+    assert card["domains"][1]["corruption"] == "frost"
+    assert card["domains"][1]["severity"] == 3
+    assert card["domains"][2]["severity"] is None
+    assert (card["seed"], card["batch_size"], card["limit"]) == (3, 8, 50)
+    assert (card["mask"], card["corruption_seed"]) == (True, 9)
+    assert card["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Stream([], normalise=HALF), "at least one domain"),
+        (lambda: Stream([three()[0], three()[0]], normalise=HALF), "unique.*noise"),
+        (lambda: Stream(three(), normalise=HALF, batch_size=0), "batch_size must be at least 1"),
+        (lambda: Stream(three(), normalise=HALF, workers=-1), "workers"),
+        (lambda: Stream(three(), normalise=HALF, start=3), "only 2"),
+        (lambda: Stream(three(), normalise=HALF, start=-1), "negative"),
+        (lambda: Stream(three(), normalise=HALF, limit=0), "at least 1"),
+        (lambda: Stream(three(), normalise=HALF, order="shuffled"), "unknown order"),
+        (lambda: Stream(three(), normalise=HALF, on_error="ignore"), "on_error"),
+        (lambda: Stream(three(), normalise=((0.5,), (0.5,))), "3 numbers"),
+        (lambda: Stream(three(), normalise=((0.5,) * 3, (0.5, 0, 0.5))), "positive std"),
+        (lambda: Domain("d", pictures(3), torch.zeros(2).long()), "3 images"),
+        (lambda: Domain("d", pictures(3), torch.zeros(3)), "integers"),
+        (lambda: Domain("d", pictures(3), torch.tensor([0, -1, 0])), "negative"),
+        (lambda: Domain("d", pictures(0), torch.zeros(0).long()), "no images"),
+        (lambda: Domain("d", pictures(3).float(), torch.zeros(3).long()), "uint8"),
+        (lambda: Domain("d", pictures(1), torch.zeros(1).long(), "frosty"), "frost"),
+        (lambda: Domain("d", pictures(1), torch.zeros(1).long(), "frost", 6), "1 to 5"),
+        (lambda: Domain("d", pictures(2), torch.zeros(2).long(), index=torch.ones(1)), "index"),
+    ],
+)
+def test_bad_input_is_refused_with_the_reason(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_pictures_of_several_sizes_in_one_domain_are_refused():
+    ragged = [*pictures(2, 32), *pictures(1, 40)]
+    with pytest.raises(ValueError, match="mixes picture sizes"):
+        list(Stream([Domain("d", ragged, torch.zeros(3).long())], normalise=HALF))
