@@ -1,4 +1,4 @@
-"""The corruptions of ImageNet-C and CIFAR-10-C, on whole batches, each sample with its own randomness.
+"""The corruptions of ImageNet-C and CIFAR-10-C on whole batches, random by sample.
 
 ```python
 noisy = corrupt(images, "gaussian_noise", severity=3, index=range(len(images)))

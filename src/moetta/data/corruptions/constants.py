@@ -1,12 +1,13 @@
 """The severities: the five settings of each corruption, for large images and for 32-pixel ones.
 
-The numbers are those of ImageNet-C and CIFAR-10-C (Hendrycks and Dietterich, 2019). Elastic transform's are given as
-fractions of the image's shorter side, as CIFAR-10-C states them; ImageNet-C wrote 244 for 224, which is kept.
+The numbers are those of ImageNet-C and CIFAR-10-C (Hendrycks and Dietterich, 2019). Elastic
+transform's are given as fractions of the image's shorter side, as CIFAR-10-C states them;
+ImageNet-C wrote 244 for 224, which is kept.
 """
 
 from typing import Any, Literal
 
-Settings = tuple[Any, Any, Any, Any, Any]
+Settings = tuple[Any, ...]  # five, one a severity
 
 CLASSICAL: tuple[str, ...] = (
     "gaussian_noise",

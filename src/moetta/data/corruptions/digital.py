@@ -62,7 +62,7 @@ def pixelate(images: Tensor, job: Job) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _box_matrix(n: int, m: int, device: torch.device) -> Tensor:
-    """[m, n]: each of m outputs averages the inputs whose centres lie in its share, as Pillow's BOX."""
+    """[m, n]: each output averages the inputs whose centres lie in its share (Pillow's BOX)."""
     scale = n / m
     centre = (torch.arange(m, dtype=torch.float64) + 0.5) * scale
     pixel = torch.arange(n, dtype=torch.float64) + 0.5
@@ -134,7 +134,7 @@ def _affine(shift: Tensor, pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def _sample(levels: Tensor, where: Tensor, edge: bool) -> Tensor:
-    """Read float images at fractional (y, x); mirrored at the border, with its edge pixel repeated or not."""
+    """Read float images at fractional (y, x), mirrored at the border; `edge` repeats the edge."""
     size = torch.tensor(levels.shape[-2:], device=levels.device)
     grid = (2 * where + 1) / size - 1 if edge else 2 * where / (size - 1) - 1
     return F.grid_sample(

@@ -1,4 +1,4 @@
-"""Linear filters shared by the corruptions: separable maps as matrices, kernels by FFT, steps along a line."""
+"""Linear filters shared by the corruptions: matrices, an FFT, steps along a line."""
 
 import math
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def gaussian_taps(size: int, sigma: float) -> Tensor:
 
 @lru_cache(maxsize=64)
 def disk_kernel(radius: float, softness: float) -> Tensor:
-    """A disk with a slightly soft edge, on a square of odd side, with the empty rim removed (float64)."""
+    """A disk with a slightly soft edge, on a square of odd side without empty rim (float64)."""
     reach, size = (8, 3) if radius <= 8 else (int(radius), 5)
     offset = torch.arange(-reach, reach + 1, dtype=torch.float64)
     disk = (offset[:, None] ** 2 + offset**2 <= radius**2).double()
@@ -103,7 +103,7 @@ def _fft_length(n: int) -> int:
 
 
 def disk_blur(images: Tensor, radius: float, softness: float) -> Tensor:
-    """Blur float images [B, C, H, W] with `disk_kernel`, mirrored at the border without repeating the edge."""
+    """Blur float images [B, C, H, W] with `disk_kernel`, mirrored at the border (edge not repeated)."""
     height, width = images.shape[-2:]
     reach = disk_kernel(radius, softness).shape[0] // 2
     size = (_fft_length(height + 2 * reach), _fft_length(width + 2 * reach))
@@ -114,9 +114,10 @@ def disk_blur(images: Tensor, radius: float, softness: float) -> Tensor:
 
 
 def motion(images: Tensor, radius: int, sigma: float, degrees: Sequence[float]) -> Tensor:
-    """Smear float images [B, C, H, W] along one direction each: the half Gaussian of ImageMagick's motion blur.
+    """Smear float images [B, C, H, W] along one direction each.
 
-    Every step is a whole-pixel shift with the edge repeated, so a sample costs one multiply-add a step.
+    The half Gaussian of ImageMagick's motion blur: every step is a whole-pixel shift with the edge
+    repeated, so a sample costs one multiply-add a step.
     """
     height, width = images.shape[-2:]
     taps = torch.exp(-(torch.arange(2 * radius + 1, dtype=torch.float64) ** 2) / (2 * sigma**2))
@@ -143,7 +144,7 @@ def crop_and_zoom(images: Tensor, factor: float) -> Tensor:
 
 
 def zoom(inner: Tensor, factor: float, size: tuple[int, int]) -> Tensor:
-    """Enlarge [B, C, h, w] linearly, corner pixels on corner pixels, then cut the middle `size` out."""
+    """Enlarge [B, C, h, w] linearly, corner on corner, then cut the middle `size` out."""
     full = (round(inner.shape[-2] * factor), round(inner.shape[-1] * factor))
     large = F.interpolate(inner, size=full, mode="bilinear", align_corners=True)
     top, left = (full[0] - size[0]) // 2, (full[1] - size[1]) // 2

@@ -26,7 +26,7 @@ def speckle_noise(images: Tensor, job: Job) -> Tensor:
 def impulse_noise(images: Tensor, job: Job) -> Tensor:
     """Replace a share of the values by black or white, each channel on its own."""
     bits = job.streams.bits(images[0].numel()).view(images.shape)
-    # Signed 32-bit numbers are uniform around zero: the two outer halves of the share are the tails.
+    # Signed 32-bit numbers are uniform around zero: black is the lower tail, white the upper.
     share = job.setting / 2
     low, high = round(share * 2**32) - 2**31, 2**31 - round(share * 2**32)
     return images.masked_fill(bits < low, 0).masked_fill_(bits >= high, 255)

@@ -1,8 +1,8 @@
 """Random numbers that belong to a sample, not to a batch.
 
-A counter-based generator: the n-th number of draw d of sample i is a hash of (seed, i, name, d, n). Nothing is
-carried from one call to the next, so batch composition, order, worker count and device cannot matter.
-Everything is 32-bit integer arithmetic on whole tensors, the same on every device.
+A counter-based generator: the n-th number of draw d of sample i is a hash of (seed, i, name, d, n).
+Nothing is carried from one call to the next, so batch composition, order, worker count and device
+cannot matter. Everything is 32-bit integer arithmetic on whole tensors, the same on every device.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def _word(text: str) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """One random stream for each sample of a (part of a) batch; `draw` numbers independent uses of a stream."""
+    """One random stream for each sample of a batch; `draw` numbers a stream's independent uses."""
 
     keys: Tensor  # int64 [B], on the device on which numbers are wanted
 
@@ -77,12 +77,12 @@ class Streams:
         x = _counters(n, self.keys.device) + low
         scratch = torch.empty_like(x)
         _xorshift32_(x, scratch, 16).mul_(0x7FEB352D)
-        # The second half of the key enters midway: two streams are not shifted copies of one another.
+        # The key's second half enters midway: no stream is a shifted copy of another.
         _xorshift32_(x, scratch, 15).bitwise_xor_(high).mul_(_signed32(0x846CA68B))
         return _xorshift32_(x, scratch, 16)
 
     def uniform(self, n: int, draw: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """float32 [B, n], uniform in (low, high): 24 random bits each, never an endpoint of (0, 1)."""
+        """float32 [B, n], uniform in (low, high): 24 random bits each, never 0 or 1 itself."""
         unit = self.bits(n, draw).bitwise_and_(0xFFFFFF).to(torch.float32)
         scale = (high - low) / (1 << 24)
         return unit.mul_(scale).add_(low + 0.5 * scale)

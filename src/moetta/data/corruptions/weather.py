@@ -1,7 +1,6 @@
 """Snow, frost and fog."""
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -76,22 +75,20 @@ def _plasma(job: Job, side: int, decay: float) -> Tensor:
     """Diamond-square clouds on a torus, scaled to 0 .. 1: [B, side, side]."""
     noise = job.streams.uniform(side * side, low=-1, high=1)
     grid = torch.zeros(len(noise), 1, 1, device=noise.device)
-    used, amplitude = 0, 100.0
+    amplitude = 100.0
     while grid.shape[-1] < side:
         n = grid.shape[-1]
-
-        def rough(mean: Tensor, part: int, used: int = used, n: int = n) -> Tensor:
-            start = used + part * n * n
-            jitter = noise[:, start : start + n * n].view(-1, n, n)
-            return mean.mul_(0.25).add_(jitter, alpha=amplitude**2)
-
+        # The grid's n * n points use no more noise; the 3 * n * n new ones take the next.
+        jitter = noise[:, n * n : 4 * n * n].view(-1, 3, n, n) * amplitude**2
+        fine = grid.new_empty(len(grid), n, 2, n, 2)
+        corner, right, below, centre = (fine[:, :, y, :, x] for y in (0, 1) for x in (0, 1))
+        corner.copy_(grid)
         pairs = grid + grid.roll(-1, 1)
-        centre = rough(pairs + pairs.roll(-1, 2), 0)
-        top = rough((centre + centre.roll(1, 1)).add_(grid).add_(grid.roll(-1, 2)), 1)
-        side_ = rough((centre + centre.roll(1, 2)).add_(grid).add_(grid.roll(-1, 1)), 2)
-        rows = torch.stack([torch.stack([grid, top], -1), torch.stack([side_, centre], -1)], 2)
-        grid = rows.view(-1, 2 * n, 2 * n)
-        used += 3 * n * n
+        centre.copy_((pairs + pairs.roll(-1, 2)).mul_(0.25).add_(jitter[:, 0]))
+        across = grid + grid.roll(-1, 2)
+        right.copy_(across.add_(centre).add_(centre.roll(1, 1)).mul_(0.25).add_(jitter[:, 1]))
+        below.copy_(pairs.add_(centre).add_(centre.roll(1, 2)).mul_(0.25).add_(jitter[:, 2]))
+        grid = fine.view(-1, 2 * n, 2 * n)
         amplitude /= decay
     low, high = grid.amin((1, 2), keepdim=True), grid.amax((1, 2), keepdim=True)
     return grid.sub_(low).div_(high - low)
