@@ -95,6 +95,10 @@ class Adapter:
         """Predict without learning."""
         return inputs.logits(self.model)
 
+    def routing(self) -> dict[str, Tensor]:
+        """Expert of each sample in the last prediction, by layer; nothing without experts."""
+        return {}
+
     @property
     def activated_parameters(self) -> int:
         """Trained numbers that one sample's prediction uses (the paper's table 2)."""
@@ -117,6 +121,7 @@ class Adapter:
             if self._paused:
                 with torch.no_grad():
                     step = Step(self.predict(inputs), forwards=len(inputs), skipped="paused")
+                    step.routing = self.routing()
             else:
                 with torch.enable_grad():
                     step = self.learn(inputs)
@@ -167,7 +172,9 @@ class Adapter:
         parameters = list(self.trained.values())
         if not torch.isfinite(loss):
             return None
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        # Backward ops run in the types their forward ops chose: autocast must not cast them again.
+        with torch.autocast(loss.device.type, enabled=False):
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
         grads = [
             torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)
         ]

@@ -99,11 +99,7 @@ class EATA(NormAffineAdapter):
         loss = masked_mean(reliability(entropies, e0) * entropies, selected)
         losses = {"entropy": loss}
         if config.fisher_weight:
-            pull = [
-                ((p - self._anchors[name]) ** 2 * self.running[f"fisher.{name}"]).sum()
-                for name, p in self.trained.items()
-            ]
-            losses["fisher"] = config.fisher_weight * torch.stack(pull).sum()
+            losses["fisher"] = config.fisher_weight * self._distance()
         count = int(selected.sum())
         skipped = (
             "no sample selected"
@@ -125,6 +121,15 @@ class EATA(NormAffineAdapter):
             losses=losses,
             skipped=skipped,
         )
+
+    def _distance(self) -> Tensor:
+        """Squared distance to the source values, each weighed by its importance."""
+        total = torch.zeros((), device=self.device)
+        for name, parameter in self.trained.items():
+            fisher = self.running[f"fisher.{name}"]
+            assert fisher is not None
+            total = total + (fisher * (parameter - self._anchors[name]) ** 2).sum()
+        return total
 
 
 def masked_mean_rows(rows: Tensor, mask: Tensor) -> Tensor:

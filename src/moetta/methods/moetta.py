@@ -1,0 +1,260 @@
+"""MoETTA: every LayerNorm a set of experts, one of them for each sample (Fan et al., 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from moetta.adapter import Adapter, Source, Step
+from moetta.config import positive, require
+from moetta.functional import entropy, log_classes, masked_mean, reliability
+from moetta.inputs import Inputs
+from moetta.methods.norm_affine import SGDConfig
+from moetta.methods.registry import register
+from moetta.nn.moe import MoENorm, Routing, balance_loss, with_experts
+from moetta.nn.norms import Norm, find_norms, parse_indices
+
+
+@dataclass(frozen=True)
+class MoETTAConfig(SGDConfig):
+    """MoETTA. The defaults are the paper's for the classical stream.
+
+    The preset "potpourri" has the paper's 11 experts and balance 0.5 for those streams; "released"
+    follows the authors' code where it differs. The ablations of the paper's table 3 are ``select``,
+    ``reweight``, ``balance=0``, ``router_grad``, ``routing``, ``moe`` and ``router_scope``.
+
+    Attributes:
+        seed: seed of the routers' initial weights.
+        lr: learning rate of experts and routers.
+        momentum: momentum of the SGD.
+        experts: experts in each layer.
+        top_k: experts that serve one sample.
+        top_k_weights: for top_k > 1, weigh the experts by their share of probability, or each by 1.
+        balance: weight of the load-balancing loss, relative to the average entropy (lambda).
+        e0: reference of the weight exp(e0 - H), as a share of ln C.
+        frozen: norm layers left as they are, by index, as in "0-5,8"; None is the paper's choice for
+            the architecture (the first layer of a ViT-B, 0-14 of a ViT-L, a ninth of a ConvNeXt's).
+        plain: norm layers whose own scale and shift are trained, without experts.
+        select: learn only from samples below the running average entropy.
+        reweight: weigh samples by exp(e0 - H).
+        router_grad: let the entropy loss reach the routers.
+        routing: choose an expert for each sample, or one for the whole batch.
+        batch_balance: with routing="batch", balance over the last choices ("window"), or use the
+            formula within the batch, where it is the constant 1.
+        window: how many choices that window holds.
+        moe: with False, the same layers are trained without experts.
+        router_scope: a router in each layer, or one at the first whose choice all layers follow.
+        threshold: the running mean the paper defines, or the authors' code's drifting variant.
+        batch_statistics: BatchNorm layers normalise by the batch, not by the source statistics.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "released": {"threshold": "aliased", "batch_balance": "constant"},
+        "potpourri": {"experts": 11, "balance": 0.5},
+    }
+
+    lr: float = 1e-3
+    experts: int = 9
+    top_k: int = 1
+    top_k_weights: Literal["share", "one"] = "share"
+    balance: float = 0.2
+    e0: float = 0.4
+    frozen: str | None = None
+    plain: str = ""
+    select: bool = True
+    reweight: bool = True
+    router_grad: bool = True
+    routing: Literal["sample", "batch"] = "sample"
+    batch_balance: Literal["window", "constant"] = "window"
+    window: int = 64
+    moe: bool = True
+    router_scope: Literal["layer", "model"] = "layer"
+    threshold: Literal["mean", "aliased"] = "mean"
+    batch_statistics: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        positive(self, "experts", "e0", "window")
+        require(
+            1 <= self.top_k <= self.experts,
+            f"top_k must be between 1 and experts={self.experts}, not {self.top_k}",
+        )
+        require(self.balance >= 0, f"balance must be at least 0, not {self.balance}")
+        for name, valid in _CHOICES.items():
+            value = getattr(self, name)
+            require(value in valid, f"{name} must be one of {', '.join(valid)}, not {value!r}")
+
+
+_CHOICES = {
+    "top_k_weights": ("share", "one"),
+    "routing": ("sample", "batch"),
+    "batch_balance": ("window", "constant"),
+    "router_scope": ("layer", "model"),
+    "threshold": ("mean", "aliased"),
+}
+
+
+def indexed_norms(network: nn.Module) -> list[Norm]:
+    """The norm layers as MoETTA counts them.
+
+    Channels-first LayerNorms (ConvNeXt's stem and downsampling) are not counted and stay frozen,
+    unless the model has no others.
+    """
+    norms = find_norms(network)
+    return [norm for norm in norms if not norm.channels_first] or norms
+
+
+def default_frozen(network: nn.Module, count: int) -> set[int]:
+    """The layers that the paper leaves alone: the first ones, by architecture."""
+    mixed = any(norm.channels_first for norm in find_norms(network))
+    if mixed:  # ConvNeXt: 4 of ConvNeXt-B's 36
+        return set(range(min(max(1, count // 9), count - 1)))
+    return set(range(15 if count == 49 else min(1, count - 1)))  # ViT-L has 49
+
+
+class MoETTA(Adapter):
+    """Experts and routers learn from the entropy of reliable samples, and to share the load."""
+
+    def build(self, source: Source) -> None:
+        """Give the norm layers experts."""
+        config, norms = self.config, indexed_norms(self.network)
+        count = len(norms)
+        frozen = (
+            default_frozen(self.network, count)
+            if config.frozen is None
+            else parse_indices(config.frozen, count, "frozen")
+        )
+        plain = parse_indices(config.plain, count, "plain")
+        if both := frozen & plain:
+            raise ValueError(f"layers {sorted(both)} are in both frozen and plain; choose one")
+        if not config.moe:
+            plain = set(range(count)) - frozen
+        if len(frozen) == count:
+            raise ValueError(f"frozen={config.frozen!r} leaves none of the {count} norm layers")
+        self.layers: dict[str, MoENorm] = {}
+        trained: list[tuple[str, nn.Parameter]] = []
+        generator = torch.Generator().manual_seed(config.seed)
+        for index, norm in enumerate(norms):
+            if index in plain:
+                trained += norm.parameters()
+            elif index not in frozen:
+                trained += self._install(norm, generator)
+        self.optimizer = config.sgd(self.train(trained))
+        self.running |= {"threshold": None, "entropy": None, "batches": None}
+        if config.routing == "batch" and config.batch_balance == "window":
+            self.running["choices"] = None
+
+    def _install(
+        self, norm: Norm, generator: torch.Generator
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        config = self.config
+        leader = next(iter(self.layers.values()), None) if config.router_scope == "model" else None
+        layer = with_experts(
+            norm,
+            config.experts,
+            top_k=config.top_k,
+            top_k_weights=config.top_k_weights,
+            router_grad=config.router_grad,
+            routing=config.routing,
+            leader=leader,
+            batch_statistics=config.batch_statistics,
+            generator=generator,
+        )
+        self._surgery.replace(norm.name, layer)
+        self.layers[norm.name] = layer
+        for name, parameter in layer.named_parameters():
+            if name not in ("weight", "bias"):
+                yield f"{norm.name}.{name}", parameter
+
+    @property
+    def activated_parameters(self) -> int:
+        """The chosen experts and the routers; all of the layers trained without experts."""
+        every = sum(p.numel() for p in self.trained.values())
+        idle = sum(
+            (len(layer.expert_weight) - layer.top_k) * 2 * layer.expert_weight.shape[1]
+            for layer in self.layers.values()
+        )
+        return every - idle
+
+    def learn(self, inputs: Inputs) -> Step:
+        """One step down the weighted entropy of reliable samples plus the balance loss."""
+        config = self.config
+        logits = inputs.logits(self.model)
+        routings = self._collect()
+        entropies = entropy(logits)
+        running = self._advance(entropies.detach().mean())
+        threshold = running["threshold"]
+        selected = torch.ones_like(entropies, dtype=torch.bool)
+        if config.select:
+            selected = entropies.detach() <= threshold
+        weight = reliability(entropies, config.e0 * log_classes(logits)) if config.reweight else 1.0
+        losses = {"entropy": masked_mean(weight * entropies, selected)}
+        if routings:
+            terms, running["choices"] = self._balance(list(routings.values()))
+            losses["balance"] = config.balance * threshold * terms
+        skipped = self.descend(torch.stack([*losses.values()]).sum())
+        if not skipped:
+            self.running |= {name: running[name] for name in self.running}
+        return Step(
+            logits,
+            forwards=len(inputs),
+            backwards=0 if skipped else int(selected.sum()),
+            entropy=entropies,
+            selected=selected,
+            losses=losses,
+            routing={n: r.experts.expand(len(inputs), -1) for n, r in routings.items()},
+            skipped=skipped,
+        )
+
+    def routing(self) -> dict[str, Tensor]:
+        """The experts of the last prediction, by layer."""
+        return {name: routing.experts for name, routing in self._collect().items()}
+
+    def _collect(self) -> dict[str, Routing]:
+        """Take the routings that the forward pass left on the layers."""
+        found = {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+        for layer in self.layers.values():
+            layer.last = None
+        return found
+
+    def _advance(self, now: Tensor) -> dict[str, Tensor | None]:
+        """The running values with one more batch, whose mean entropy is ``now``.
+
+        The paper's recursions for threshold and balance weight telescope to the running mean. The
+        released code scales its first entropy in place as if it were the threshold.
+        """
+        before, mean, batches = (self.running[k] for k in ("threshold", "entropy", "batches"))
+        if before is None or mean is None or batches is None:
+            zero = torch.zeros_like(now)
+            start = now if self.config.threshold == "mean" else zero
+            return {"threshold": now, "entropy": start, "batches": zero + 1, "choices": None}
+        count = batches + 1
+        if self.config.threshold == "mean":
+            mean = mean + (now - mean) / count
+            threshold = mean
+        else:  # "entropy" holds the sum of all but the first batch
+            old = (before + mean) / batches
+            mean = mean + now
+            threshold = before * ((before + mean) / count) / old
+        return {"threshold": threshold, "entropy": mean, "batches": count, "choices": None}
+
+    def _balance(self, routings: list[Routing]) -> tuple[Tensor, Tensor | None]:
+        """Sum of the layers' balance losses, and the window of batch choices if one is kept."""
+        if self.config.router_scope == "model":
+            routings = routings[:1]  # one router, one term
+        if "choices" not in self.running:
+            return torch.stack([balance_loss(routing) for routing in routings]).sum(), None
+        now = torch.stack([routing.experts for routing in routings])  # [M, 1, k]
+        past = self.running["choices"]
+        choices = now if past is None else torch.cat((past, now), 1)[:, -self.config.window :]
+        pairs = zip(routings, choices, strict=True)
+        terms = [balance_loss(Routing(routing.probabilities, chosen)) for routing, chosen in pairs]
+        return torch.stack(terms).sum(), choices
+
+
+register("moetta", MoETTAConfig, MoETTA, "LayerNorm experts, one for each sample, load-balanced")

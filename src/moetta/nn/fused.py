@@ -1,0 +1,197 @@
+"""Layer normalisation with a scale and shift of each sample's own, in as little memory as LayerNorm.
+
+The obvious code (normalise, gather, scale, shift) lets autograd keep the normalised activations and
+several products beside the input. Here one autograd function keeps the input and its row
+statistics, as the native LayerNorm does, and works the rest out again on the way back.
+`moe_layer_norm` also takes the routing in, so that the gradient through the mean token is added in
+place of being a full-size tensor of its own. `moe_layer_norm_reference` is the same in plain
+PyTorch; tests compare the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def choose(p: Tensor, top_k: int, unit_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Top-k experts of each row: index, probability, and the constant it is divided by.
+
+    The quotient has value 1 for top-1 (or with ``unit_weights``), the shares of the chosen
+    otherwise; its gradient reaches the router.
+    """
+    chosen, index = p.topk(top_k, dim=-1)
+    constant = chosen.detach()
+    return index, chosen, constant if unit_weights else constant.sum(-1, keepdim=True)
+
+
+def moe_layer_norm_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    expert_weight: Tensor,
+    expert_bias: Tensor,
+    router_weight: Tensor,
+    router_bias: Tensor,
+    eps: float,
+    top_k: int = 1,
+    unit_weights: bool = False,
+    router_grad: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """MoE-LayerNorm of [B, ..., D] as the paper's pseudocode has it.
+
+    Returns:
+        The normalised tensor, routing probabilities [B, E], chosen experts [B, k].
+    """
+    tokens = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
+    p = torch.softmax(tokens.mean(1) @ router_weight.T + router_bias, -1)
+    index, chosen, constant = choose(p, top_k, unit_weights)
+    c = chosen / constant
+    if not router_grad:
+        c = c.detach()
+    gamma = weight + (c.unsqueeze(-1) * expert_weight[index]).sum(1)
+    beta = bias + (c.unsqueeze(-1) * expert_bias[index]).sum(1)
+    mean = tokens.mean(-1, keepdim=True)
+    var = tokens.var(-1, unbiased=False, keepdim=True)
+    y = (tokens - mean) / torch.sqrt(var + eps) * gamma.unsqueeze(1) + beta.unsqueeze(1)
+    return y.reshape(x.shape), p, index
+
+
+def _normalise(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """Forward of [B, T, D] with per-sample scale and shift: y, row means, row 1/std."""
+    y, mean, rstd = torch.native_layer_norm(x, (x.shape[-1],), None, None, eps)
+    torch.addcmul(beta.unsqueeze(1), y, gamma.unsqueeze(1), out=y)
+    return y, mean, rstd
+
+
+def _gradients(
+    dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, need_dx: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Backward of `_normalise`: dx (if wanted), dgamma, dbeta.
+
+    dgamma = sum_t dy (x - mean) rstd splits into sums over tokens with row weights, which are
+    matrix products: no normalised copy of x is made.
+    """
+    buffer = dy * x
+    rows = torch.stack((torch.ones_like(mean), -mean * rstd), 1).squeeze(-1)
+    dbeta, shift = torch.bmm(rows, dy).unbind(1)
+    dgamma = torch.bmm(rstd.transpose(1, 2), buffer).squeeze(1) + shift
+    if not need_dx:
+        return None, dgamma, dbeta
+    torch.mul(dy, gamma.unsqueeze(1), out=buffer)
+    dx = torch.ops.aten.native_layer_norm_backward(
+        buffer, x, (x.shape[-1],), mean, rstd, None, None, [True, False, False]
+    )[0]
+    return dx, dgamma, dbeta
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """[B, ..., D] as contiguous [B, T, D] in at least float32."""
+    flat = x.reshape(x.shape[0], -1, x.shape[-1]).contiguous()
+    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
+
+
+class _SampleAffine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+        tokens = _tokens(x)
+        y, mean, rstd = _normalise(tokens, gamma, beta, eps)
+        ctx.save_for_backward(x, gamma, mean, rstd)
+        return y.reshape(x.shape).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, mean, rstd = ctx.saved_tensors
+        need_dx = ctx.needs_input_grad[0]
+        dx, dgamma, dbeta = _gradients(_tokens(dy), _tokens(x), gamma, mean, rstd, need_dx)
+        return None if dx is None else dx.reshape(x.shape).to(x.dtype), dgamma, dbeta, None
+
+
+class _MoELayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        expert_weight: Tensor,
+        expert_bias: Tensor,
+        router_weight: Tensor,
+        router_bias: Tensor,
+        eps: float,
+        top_k: int,
+        unit_weights: bool,
+        router_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = _tokens(x)
+        token_mean = tokens.mean(1)
+        p = torch.softmax(torch.addmm(router_bias, token_mean, router_weight.T), -1)
+        index, chosen, constant = choose(p, top_k, unit_weights)
+        c = chosen / constant
+        gamma = weight + _mix(expert_weight, index, c)
+        beta = bias + _mix(expert_bias, index, c)
+        y, mean, rstd = _normalise(tokens, gamma, beta, eps)
+        ctx.save_for_backward(
+            x, mean, rstd, gamma, expert_weight, expert_bias, router_weight, token_mean, p, index
+        )
+        ctx.coefficients = (c, 1 / constant if router_grad else None)
+        ctx.mark_non_differentiable(index)
+        return y.reshape(x.shape).to(x.dtype), p, index
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, dp: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, gamma, ew, eb, rw, token_mean, p, index = ctx.saved_tensors
+        c, per_constant = ctx.coefficients
+        need_dx = ctx.needs_input_grad[0]
+        dx, dgamma, dbeta = _gradients(_tokens(dy), _tokens(x), gamma, mean, rstd, need_dx)
+        flat, (batch, k) = index.flatten(), index.shape
+        both = torch.cat((dgamma, dbeta), 1)
+        spread = (c.unsqueeze(-1) * both.unsqueeze(1)).reshape(batch * k, -1)
+        d_experts = both.new_zeros(len(ew), both.shape[1]).index_add_(0, flat, spread)
+        dew, deb = d_experts.chunk(2, 1)
+        if per_constant is not None:
+            # Straight through: the chosen expert's offset scaled by p/det(p) pulls on p.
+            dc = (ew[index] * dgamma.unsqueeze(1) + eb[index] * dbeta.unsqueeze(1)).sum(-1)
+            dp = dp.scatter_add(1, index, dc * per_constant)
+        dlogits = p * (dp - (dp * p).sum(-1, keepdim=True))
+        if dx is not None:
+            dx += ((dlogits @ rw) / dx.shape[1]).unsqueeze(1)
+            dx = dx.reshape(x.shape).to(x.dtype)
+        nothing = (None,) * 4
+        return dx, None, None, dew, deb, dlogits.T @ token_mean, dlogits.sum(0), *nothing
+
+
+def _mix(experts: Tensor, index: Tensor, c: Tensor) -> Tensor:
+    return torch.bmm(c.unsqueeze(1), experts[index]).squeeze(1)
+
+
+def sample_affine_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+    """LayerNorm of [B, ..., D] with scale ``gamma`` and shift ``beta`` [B, D] of each sample's own."""
+    with torch.autocast(x.device.type, enabled=False):
+        return _SampleAffine.apply(x, gamma, beta, eps)
+
+
+def moe_layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    expert_weight: Tensor,
+    expert_bias: Tensor,
+    router_weight: Tensor,
+    router_bias: Tensor,
+    eps: float,
+    top_k: int = 1,
+    unit_weights: bool = False,
+    router_grad: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`moe_layer_norm_reference`, fused. Shared ``weight`` and ``bias`` are frozen: no gradient."""
+    with torch.autocast(x.device.type, enabled=False):
+        return _MoELayerNorm.apply(
+            x, weight, bias, expert_weight, expert_bias, router_weight, router_bias,
+            eps, top_k, unit_weights, router_grad,
+        )  # fmt: skip

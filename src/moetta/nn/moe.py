@@ -1,0 +1,177 @@
+"""Norm layers with experts: a router picks one offset of scale and shift for each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from moetta.nn import fused
+from moetta.nn.norms import Norm, normalise, trailing_activation
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where a batch went in one layer.
+
+    Attributes:
+        probabilities: the router's softmax [B, E] (one row if the batch is routed as one), with
+            its graph.
+        experts: the chosen ones [B, k], or [1, k].
+    """
+
+    probabilities: Tensor
+    experts: Tensor
+
+
+def balance_loss(routing: Routing) -> Tensor:
+    """E sum_e F_e P_e: share of the batch that went to e, times e's mean probability.
+
+    It is 1 for a uniform router. The paper's claim that it cannot be less is false:
+
+    >>> p = torch.tensor([[0.51, 0.49], [0.51, 0.49], [0.0, 1.0]])
+    >>> round(balance_loss(Routing(p, p.argmax(1, keepdim=True))).item(), 4)
+    0.8933
+    """
+    p = routing.probabilities
+    share = torch.zeros_like(p[0]).index_add_(
+        0, routing.experts.flatten(), p.new_ones(routing.experts.numel())
+    )
+    return p.shape[1] / routing.experts.numel() * (share * p.mean(0)).sum()
+
+
+class MoENorm(nn.Module):
+    """What all norm layers with experts share: parameters and routing.
+
+    Attributes:
+        weight: frozen scale of the pre-trained layer, the shared expert [D].
+        bias: its frozen shift [D].
+        expert_weight: offsets of the scale, one row an expert [E, D], zero at the start.
+        expert_bias: offsets of the shift [E, D].
+        router: from the mean token [B, D] to one logit an expert.
+        last: the routing of the last forward pass, for the adapter to collect.
+    """
+
+    def __init__(
+        self,
+        norm: Norm,
+        experts: int,
+        *,
+        top_k: int = 1,
+        top_k_weights: Literal["share", "one"] = "share",
+        router_grad: bool = True,
+        routing: Literal["sample", "batch"] = "sample",
+        leader: MoENorm | None = None,
+        batch_statistics: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        weight = norm.module.weight
+        bias = getattr(norm.module, "bias", None)
+        assert isinstance(weight, nn.Parameter)
+        self.weight = weight
+        self.bias = bias if bias is not None else nn.Parameter(torch.zeros_like(weight), False)
+        # Offsets and router keep at least float32: a learning step is lost in half precision.
+        options = {
+            "device": weight.device,
+            "dtype": torch.promote_types(weight.dtype, torch.float32),
+        }
+        self.expert_weight = nn.Parameter(torch.zeros(experts, weight.numel(), **options))
+        self.expert_bias = nn.Parameter(torch.zeros(experts, weight.numel(), **options))
+        self.router: nn.Linear | None = None
+        if leader is None:
+            router = nn.utils.skip_init(nn.Linear, weight.numel(), experts, **options)
+            with torch.no_grad():  # drawn on the CPU: the same start on every device
+                draw = torch.empty(router.weight.shape, dtype=options["dtype"])
+                router.weight.copy_(nn.init.xavier_normal_(draw, generator=generator))
+                router.bias.zero_()
+            self.router = router
+        self.top_k, self.unit_weights = top_k, top_k_weights == "one"
+        self.router_grad, self.batch_routing = router_grad, routing == "batch"
+        # A list hides the leader from torch's module tree: it is this layer's peer, not its part.
+        self._leader = [] if leader is None else [leader]
+        self._norm, self._batch_statistics = [norm.module], batch_statistics
+        self.eps: float = norm.module.eps  # type: ignore[assignment]
+        self.channels_first = norm.channels_first
+        self.tail = trailing_activation(norm.module)
+        self.last: Routing | None = None
+
+    def route(self, token_mean: Tensor) -> Routing:
+        """Choose experts for a batch of mean tokens [B, D]; a follower repeats its leader's choice."""
+        if self._leader:
+            routing = self._leader[0].last
+            assert routing is not None, "the leading layer has not run"
+            return routing
+        assert self.router is not None
+        with torch.autocast(token_mean.device.type, enabled=False):
+            logits = self.router(token_mean.to(self.router.weight.dtype))
+            if self.batch_routing:
+                logits = logits.mean(0, keepdim=True)
+            p = logits.softmax(-1)
+        return Routing(p, p.topk(self.top_k, dim=-1).indices)
+
+    def affine(self, routing: Routing, batch: int) -> tuple[Tensor, Tensor]:
+        """Each sample's own scale and shift [B, D]."""
+        chosen = routing.probabilities.gather(1, routing.experts)
+        constant = chosen.detach()
+        c = chosen / (constant if self.unit_weights else constant.sum(-1, keepdim=True))
+        c = (c if self.router_grad else c.detach()).unsqueeze(-1)
+        gamma = self.weight + (c * self.expert_weight[routing.experts]).sum(1)
+        beta = self.bias + (c * self.expert_bias[routing.experts]).sum(1)
+        return gamma.expand(batch, -1), beta.expand(batch, -1)
+
+    def extra_repr(self) -> str:
+        """Size and routing, for printing."""
+        experts, width = self.expert_weight.shape
+        return f"{width}, experts={experts}, top_k={self.top_k}"
+
+
+class MoELayerNorm(MoENorm):
+    """LayerNorm with experts, on [B, D], [B, T, D], [B, H, W, D] or channels-first [B, D, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Route each sample, normalise each token."""
+        if self.channels_first:
+            x = x.permute(0, 2, 3, 1)
+        if self.router is not None and not self.batch_routing:
+            y, p, experts = fused.moe_layer_norm(
+                x, self.weight, self.bias, self.expert_weight, self.expert_bias,
+                self.router.weight, self.router.bias,
+                self.eps, self.top_k, self.unit_weights, self.router_grad,
+            )  # fmt: skip
+            self.last = Routing(p, experts)
+        else:
+            self.last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
+            gamma, beta = self.affine(self.last, len(x))
+            y = fused.sample_affine_layer_norm(x, gamma, beta, self.eps)
+        return self.tail(y.permute(0, 3, 1, 2) if self.channels_first else y)
+
+
+class MoEChannelNorm(MoENorm):
+    """GroupNorm or BatchNorm with experts for the scale and shift, on [B, D, ...].
+
+    A BatchNorm keeps its source statistics unless ``batch_statistics``: a sample's result then does
+    not depend on its batch-mates, whose domains differ.
+    """
+
+    def __init__(self, norm: Norm, experts: int, **options: object) -> None:
+        super().__init__(norm, experts, **options)  # type: ignore[arg-type]
+        # Statistics stay in the state dict under the names they had.
+        for name, buffer in norm.module.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Route each sample by its mean over space, normalise, scale and shift."""
+        self.last = self.route(x.flatten(2).mean(2) if x.dim() > 2 else x)
+        gamma, beta = self.affine(self.last, len(x))
+        shape = (*gamma.shape, *(1,) * (x.dim() - 2))
+        plain = normalise(self._norm[0], x, self._batch_statistics)
+        return self.tail(torch.addcmul(beta.view(shape), plain, gamma.view(shape)).to(x.dtype))
+
+
+def with_experts(norm: Norm, experts: int, **options: object) -> MoENorm:
+    """The layer with experts that takes a norm layer's place."""
+    kind = MoELayerNorm if norm.kind == "layer" else MoEChannelNorm
+    return kind(norm, experts, **options)  # type: ignore[arg-type]
