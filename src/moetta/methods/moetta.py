@@ -36,8 +36,8 @@ class MoETTAConfig(SGDConfig):
         top_k_weights: for top_k > 1, weigh the experts by their share of probability, or each by 1.
         balance: weight of the load-balancing loss, relative to the average entropy (lambda).
         e0: reference of the weight exp(e0 - H), as a share of ln C.
-        frozen: norm layers left as they are, by index, as in "0-5,8"; None is the paper's choice for
-            the architecture (the first layer of a ViT-B, 0-14 of a ViT-L, a ninth of a ConvNeXt's).
+        frozen: norm layers left as they are, by index, as in "0-5,8"; None is the paper's choice
+            for the architecture (the first of a ViT-B, 0-14 of a ViT-L, a ConvNeXt's first ninth).
         plain: norm layers whose own scale and shift are trained, without experts.
         select: learn only from samples below the running average entropy.
         reweight: weigh samples by exp(e0 - H).
@@ -187,16 +187,15 @@ class MoETTA(Adapter):
         logits = inputs.logits(self.model)
         routings = self._collect()
         entropies = entropy(logits)
-        running = self._advance(entropies.detach().mean())
-        threshold = running["threshold"]
+        threshold, running = self._advance(entropies.detach().mean())
         selected = torch.ones_like(entropies, dtype=torch.bool)
         if config.select:
             selected = entropies.detach() <= threshold
         weight = reliability(entropies, config.e0 * log_classes(logits)) if config.reweight else 1.0
         losses = {"entropy": masked_mean(weight * entropies, selected)}
         if routings:
-            terms, running["choices"] = self._balance(list(routings.values()))
-            losses["balance"] = config.balance * threshold * terms
+            total, running["choices"] = self._balance(list(routings.values()))
+            losses["balance"] = config.balance * threshold * total
         skipped = self.descend(torch.stack([*losses.values()]).sum())
         if not skipped:
             self.running |= {name: running[name] for name in self.running}
@@ -222,8 +221,8 @@ class MoETTA(Adapter):
             layer.last = None
         return found
 
-    def _advance(self, now: Tensor) -> dict[str, Tensor | None]:
-        """The running values with one more batch, whose mean entropy is ``now``.
+    def _advance(self, now: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Threshold and running values with one more batch, whose mean entropy is ``now``.
 
         The paper's recursions for threshold and balance weight telescope to the running mean. The
         released code scales its first entropy in place as if it were the threshold.
@@ -232,7 +231,7 @@ class MoETTA(Adapter):
         if before is None or mean is None or batches is None:
             zero = torch.zeros_like(now)
             start = now if self.config.threshold == "mean" else zero
-            return {"threshold": now, "entropy": start, "batches": zero + 1, "choices": None}
+            return now, {"threshold": now, "entropy": start, "batches": zero + 1}
         count = batches + 1
         if self.config.threshold == "mean":
             mean = mean + (now - mean) / count
@@ -241,7 +240,7 @@ class MoETTA(Adapter):
             old = (before + mean) / batches
             mean = mean + now
             threshold = before * ((before + mean) / count) / old
-        return {"threshold": threshold, "entropy": mean, "batches": count, "choices": None}
+        return threshold, {"threshold": threshold, "entropy": mean, "batches": count}
 
     def _balance(self, routings: list[Routing]) -> tuple[Tensor, Tensor | None]:
         """Sum of the layers' balance losses, and the window of batch choices if one is kept."""
@@ -251,9 +250,13 @@ class MoETTA(Adapter):
             return torch.stack([balance_loss(routing) for routing in routings]).sum(), None
         now = torch.stack([routing.experts for routing in routings])  # [M, 1, k]
         past = self.running["choices"]
-        choices = now if past is None else torch.cat((past, now), 1)[:, -self.config.window :]
-        pairs = zip(routings, choices, strict=True)
-        terms = [balance_loss(Routing(routing.probabilities, chosen)) for routing, chosen in pairs]
+        if past is None:  # -1: no choice yet
+            past = now.new_full((len(now), self.config.window, now.shape[2]), -1)
+        choices = torch.cat((past[:, 1:], now), 1)
+        terms = [
+            balance_loss(Routing(routing.probabilities, chosen[chosen >= 0]))
+            for routing, chosen in zip(routings, choices, strict=True)
+        ]
         return torch.stack(terms).sum(), choices
 
 

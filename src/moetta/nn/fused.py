@@ -1,4 +1,4 @@
-"""Layer normalisation with a scale and shift of each sample's own, in as little memory as LayerNorm.
+"""Layer normalisation with a scale and shift of each sample's own, in LayerNorm's memory.
 
 The obvious code (normalise, gather, scale, shift) lets autograd keep the normalised activations and
 several products beside the input. Here one autograd function keeps the input and its row
@@ -171,7 +171,7 @@ def _mix(experts: Tensor, index: Tensor, c: Tensor) -> Tensor:
 
 
 def sample_affine_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """LayerNorm of [B, ..., D] with scale ``gamma`` and shift ``beta`` [B, D] of each sample's own."""
+    """LayerNorm of [B, ..., D] with each sample's own ``gamma`` and ``beta`` [B, D]."""
     with torch.autocast(x.device.type, enabled=False):
         return _SampleAffine.apply(x, gamma, beta, eps)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,17 +74,15 @@ class MoENorm(nn.Module):
         self.weight = weight
         self.bias = bias if bias is not None else nn.Parameter(torch.zeros_like(weight), False)
         # Offsets and router keep at least float32: a learning step is lost in half precision.
-        options = {
-            "device": weight.device,
-            "dtype": torch.promote_types(weight.dtype, torch.float32),
-        }
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        options: dict[str, Any] = {"device": weight.device, "dtype": dtype}
         self.expert_weight = nn.Parameter(torch.zeros(experts, weight.numel(), **options))
         self.expert_bias = nn.Parameter(torch.zeros(experts, weight.numel(), **options))
         self.router: nn.Linear | None = None
         if leader is None:
             router = nn.utils.skip_init(nn.Linear, weight.numel(), experts, **options)
             with torch.no_grad():  # drawn on the CPU: the same start on every device
-                draw = torch.empty(router.weight.shape, dtype=options["dtype"])
+                draw = torch.empty(router.weight.shape, dtype=dtype)
                 router.weight.copy_(nn.init.xavier_normal_(draw, generator=generator))
                 router.bias.zero_()
             self.router = router
@@ -92,14 +90,14 @@ class MoENorm(nn.Module):
         self.router_grad, self.batch_routing = router_grad, routing == "batch"
         # A list hides the leader from torch's module tree: it is this layer's peer, not its part.
         self._leader = [] if leader is None else [leader]
-        self._norm, self._batch_statistics = [norm.module], batch_statistics
+        self.batch_statistics = batch_statistics
         self.eps: float = norm.module.eps  # type: ignore[assignment]
         self.channels_first = norm.channels_first
         self.tail = trailing_activation(norm.module)
         self.last: Routing | None = None
 
     def route(self, token_mean: Tensor) -> Routing:
-        """Choose experts for a batch of mean tokens [B, D]; a follower repeats its leader's choice."""
+        """Choose experts for mean tokens [B, D]; a follower repeats its leader's choice."""
         if self._leader:
             routing = self._leader[0].last
             assert routing is not None, "the leading layer has not run"
@@ -156,22 +154,20 @@ class MoEChannelNorm(MoENorm):
     not depend on its batch-mates, whose domains differ.
     """
 
-    def __init__(self, norm: Norm, experts: int, **options: object) -> None:
-        super().__init__(norm, experts, **options)  # type: ignore[arg-type]
-        # Statistics stay in the state dict under the names they had.
-        for name, buffer in norm.module.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
+    def __init__(self, norm: Norm, experts: int, **options: Any) -> None:
+        super().__init__(norm, experts, **options)
+        self.norm = norm.module
 
     def forward(self, x: Tensor) -> Tensor:
         """Route each sample by its mean over space, normalise, scale and shift."""
         self.last = self.route(x.flatten(2).mean(2) if x.dim() > 2 else x)
         gamma, beta = self.affine(self.last, len(x))
         shape = (*gamma.shape, *(1,) * (x.dim() - 2))
-        plain = normalise(self._norm[0], x, self._batch_statistics)
+        plain = normalise(self.norm, x, self.batch_statistics)
         return self.tail(torch.addcmul(beta.view(shape), plain, gamma.view(shape)).to(x.dtype))
 
 
-def with_experts(norm: Norm, experts: int, **options: object) -> MoENorm:
+def with_experts(norm: Norm, experts: int, **options: Any) -> MoENorm:
     """The layer with experts that takes a norm layer's place."""
     kind = MoELayerNorm if norm.kind == "layer" else MoEChannelNorm
-    return kind(norm, experts, **options)  # type: ignore[arg-type]
+    return kind(norm, experts, **options)
