@@ -113,7 +113,7 @@ def test_skipped_images_are_listed_and_move_no_other_sample(workers):
     holes = Domain("d", Lazy(images, bad={3, 4, 5, 17}), torch.arange(30) % 3)
     options = {"batch_size": 2, "order": "mixed", "normalise": HALF}
     stream = Stream([holes], on_error="skip", workers=workers, **options)
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="skipped: cannot read") as warned:
         got = list(stream)
     assert any("photo-17.jpg" in str(w.message) for w in warned)
     assert {u.index for u in stream.skipped} == {3, 4, 5, 17}
@@ -132,7 +132,7 @@ def test_skipped_images_are_listed_and_move_no_other_sample(workers):
 def test_a_batch_in_which_nothing_can_be_read_is_left_out():
     domain = Domain("d", Lazy(pictures(4), bad={0, 1}), torch.zeros(4).long())
     stream = Stream([domain], batch_size=1, on_error="skip", order="continual", normalise=HALF)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="photo-0"):
         assert sorted(int(b.index) for b in stream) == [2, 3]
 
 
