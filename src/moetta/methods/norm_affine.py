@@ -45,6 +45,10 @@ class NormAffineAdapter(Adapter):
         """Whether this layer is trained."""
         return True
 
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+        """What steps the parameters; None for a method that does it by itself."""
+        return self.config.sgd(parameters)
+
     def build(self, source: Source) -> None:
         """Train the norm layers."""
         norms = find_norms(self.network)
@@ -56,4 +60,4 @@ class NormAffineAdapter(Adapter):
         for norm in norms:
             if norm.kind == "batch":
                 self._surgery.replace(norm.name, BatchStatNorm(norm.module))
-        self.optimizer = self.config.sgd(parameters)
+        self.optimizer = self.make_optimizer(parameters)
