@@ -1,0 +1,236 @@
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.v2 import CenterCrop, Compose, PILToTensor, Resize
+from trees import jpeg, make_tree
+
+from moetta.data import (
+    ImageFiles,
+    Preprocess,
+    UnreadableImage,
+    cifar10,
+    corrupted,
+    image_folder,
+    imagenet,
+    imagenet_c,
+    imagenet_synsets,
+)
+from moetta.data.corruptions import corrupt
+from moetta.data.datasets import IMAGENET_C_FRAME
+
+PRE = Preprocess((0.5,) * 3, (0.5,) * 3)
+SMALL = Preprocess((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_pct=1.0)
+ARCHIVE = Path(__file__).parents[2].parent / "shared" / "data" / "cifar10-images.tar.xz"
+
+
+def test_any_folder_is_read_in_sorted_order_as_torchvision_does(tmp_path):
+    make_tree(tmp_path, ["dog", "cat", "ant"], images=2)
+    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    domain = image_folder(tmp_path, PRE, name="pets")
+    plain = ImageFolder(tmp_path, Compose([Resize(256), CenterCrop(224), PILToTensor()]))
+    assert domain.labels.tolist() == plain.targets == [0, 0, 1, 1, 2, 2]
+    for i in range(6):
+        assert domain.images[i].equal(plain[i][0])
+    pictures, kept, unread = domain.read(torch.tensor([4, 1]))
+    assert pictures[0].equal(domain.images[4])
+    assert kept.tolist() == [0, 1]
+    assert unread == []
+
+
+def test_grey_palette_and_transparent_images_become_rgb(tmp_path):
+    (tmp_path / "c").mkdir()
+    photo = Image.new("RGB", (40, 40), (200, 100, 50))
+    for mode, suffix in (("L", "jpg"), ("CMYK", "jpg"), ("P", "png"), ("RGBA", "png")):
+        photo.convert(mode).save(tmp_path / "c" / f"{mode}.{suffix}")
+    domain = image_folder(tmp_path, SMALL)
+    assert {tuple(domain.images[i].shape) for i in range(4)} == {(3, 32, 32)}
+
+
+def damage(folder):
+    good = sorted(folder.iterdir())[0].read_bytes()
+    (folder / "cut.JPEG").write_bytes(good[: len(good) // 2])
+    (folder / "empty.JPEG").write_bytes(b"")
+    (folder / "text.JPEG").write_text("<html>404</html>")
+    (folder / "gone.JPEG").symlink_to(folder / "nowhere")
+
+
+def test_unreadable_images_are_named(tmp_path):
+    make_tree(tmp_path, ["a"])
+    damage(tmp_path / "a")
+    domain = image_folder(tmp_path, SMALL)
+    pictures, kept, unread = domain.read(torch.arange(len(domain)))
+    assert len(pictures) == 1
+    assert kept.tolist() == [0]
+    assert [u.index for u in unread] == [1, 2, 3, 4]
+    for u, name in zip(unread, ["cut", "empty", "gone", "text"], strict=True):
+        assert str(tmp_path / "a" / f"{name}.JPEG") in u.reason
+    with pytest.raises(UnreadableImage, match=r"cut\.JPEG"):
+        domain.images[1]
+
+
+def test_a_fault_of_the_transform_is_not_blamed_on_the_file(tmp_path):
+    make_tree(tmp_path, ["a"])
+    domain = image_folder(tmp_path, SMALL)
+
+    def broken(_):
+        raise ValueError("bug")
+
+    files = ImageFiles(domain.images.root, domain.images.files, broken)
+    with pytest.raises(ValueError, match="bug"):
+        files[0]
+
+
+def test_a_folder_without_classes_says_what_it_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        image_folder(tmp_path / "none", PRE)
+    with pytest.raises(FileNotFoundError, match="an empty folder"):
+        image_folder(tmp_path, PRE)
+    (tmp_path / "a.jpg").write_bytes(jpeg())
+    with pytest.raises(FileNotFoundError, match=r"1 files \(a.jpg\)"):
+        image_folder(tmp_path, PRE)
+    (tmp_path / "hollow").mkdir()
+    with pytest.raises(FileNotFoundError, match="hollow"):
+        image_folder(tmp_path, PRE)
+
+
+# ---- the ImageNet family
+
+
+def test_imagenet_labels_are_the_synsets_places_among_the_thousand(tmp_path):
+    wnids = imagenet_synsets()
+    make_tree(tmp_path / "val", wnids)
+    domain = imagenet("val", tmp_path, PRE, partial=True)
+    assert domain.labels.equal(torch.arange(1000))
+    assert domain.classes is None
+    assert domain.images[0].shape == (3, 224, 224)
+    assert "1,000 of 50,000" in domain.origin
+    assert len(imagenet("val", tmp_path / "val", PRE, partial=True)) == 1000
+    with pytest.raises(ValueError, match=r"expected 50,000 images.*found 1,000.*partial=True"):
+        imagenet("val", tmp_path, PRE)
+
+
+@pytest.mark.parametrize("kind", ["r", "a"])
+def test_r_and_a_are_labelled_among_the_thousand_and_know_their_200(tmp_path, kind):
+    subset = imagenet_synsets(kind)
+    make_tree(tmp_path / f"ImageNet-{kind.upper()}", subset)
+    (tmp_path / f"ImageNet-{kind.upper()}" / "README.txt").write_text("")
+    domain = imagenet(kind, tmp_path, PRE, partial=True)
+    expected = [imagenet_synsets().index(w) for w in sorted(subset)]
+    assert domain.labels.tolist() == expected
+    assert sorted(domain.classes) == expected
+
+
+def test_v2_folders_are_numbers(tmp_path):
+    make_tree(tmp_path / "imagenetv2-matched-frequency-format-val", ["0", "10", "2", "999"])
+    domain = imagenet("v2", tmp_path, PRE, partial=True)
+    assert domain.labels.tolist() == [0, 10, 2, 999]
+    with pytest.raises(FileNotFoundError, match="1000 class folders.*found 4"):
+        imagenet("v2", tmp_path, PRE)
+
+
+def test_another_data_set_is_not_taken_for_imagenet_r(tmp_path):
+    make_tree(tmp_path, imagenet_synsets())
+    with pytest.raises(
+        FileNotFoundError, match="ImageNet-R: expected exactly its 200 class folders"
+    ):
+        imagenet("r", tmp_path, PRE, partial=True)
+
+
+def test_a_wrong_folder_says_what_was_expected_found_and_to_be_done(tmp_path):
+    make_tree(tmp_path, ["cat", "dog"])
+    with pytest.raises(FileNotFoundError) as error:
+        imagenet("r", tmp_path, PRE)
+    said = str(error.value)
+    assert "expected 200 class folders" in said
+    assert "2 folders (cat, dog)" in said
+    assert "imagenet-r.tar" in said
+    assert str(tmp_path / "imagenet-r") in said
+
+
+def test_a_flat_validation_folder_is_explained(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").write_bytes(jpeg())
+    with pytest.raises(FileNotFoundError, match=r"lie flat.*torchvision\.datasets\.ImageNet"):
+        imagenet("val", tmp_path, PRE)
+
+
+def test_imagenet_c_is_read_as_published_and_not_cropped_again(tmp_path):
+    for group, name in (("noise", "shot_noise"), (".", "fog")):
+        make_tree(
+            tmp_path / "imagenet-c" / group / name / "5", imagenet_synsets()[:3], size=(224, 224)
+        )
+    shot, fog = imagenet_c(tmp_path, ["shot_noise", "fog"], partial=True)
+    assert (shot.name, fog.name) == ("shot_noise", "fog")
+    assert fog.labels.tolist() == [0, 1, 2]
+    assert fog.corruption is None
+    path = tmp_path / "imagenet-c" / "fog" / "5" / imagenet_synsets()[0] / "0.JPEG"
+    with Image.open(path) as opened:
+        assert fog.images[0].equal(PILToTensor()(opened))
+    with pytest.raises(FileNotFoundError, match=r"snow/5/<synset>.*found.*on the fly"):
+        imagenet_c(tmp_path, ["snow"], partial=True)
+    with pytest.raises(FileNotFoundError, match="expected 1000 synset folders"):
+        imagenet_c(tmp_path, ["fog"])
+
+
+def test_on_the_fly_frames_as_imagenet_c_does_and_numbers_as_the_base(tmp_path):
+    make_tree(tmp_path / "val", imagenet_synsets()[:2], images=2, size=(500, 375))
+    large = Preprocess((0.5,) * 3, (0.5,) * 3, size=(288, 288), interpolation="bicubic")
+    val = imagenet("val", tmp_path, large, partial=True)
+    (fog,) = corrupted(val, ["fog"], severity=2, frame=IMAGENET_C_FRAME)
+    with Image.open(val.images.path(3)) as opened:
+        framed = Compose([Resize(256), CenterCrop(224), PILToTensor()])(opened)
+    expected = corrupt(framed[None], "fog", 2, index=[3])
+    assert fog.read(torch.tensor([3]))[0].equal(expected)
+    assert "on the fly" in fog.origin
+
+
+# ---- CIFAR-10
+
+CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+
+
+def test_cifar10_from_a_tree_of_images(tmp_path):
+    make_tree(tmp_path / "test", CLASSES, images=2, size=(32, 32))
+    domain = cifar10(tmp_path)
+    assert domain.labels.tolist() == [i for i in range(10) for _ in range(2)]
+    assert domain.images.shape == (20, 3, 32, 32)
+    with Image.open(tmp_path / "test" / "bird" / "1.JPEG") as opened:
+        assert domain.images[5].equal(PILToTensor()(opened))
+
+
+def test_cifar10_refuses_other_folders_and_unofficial_pickles(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"test/<class>/\*\.jpg.*found an empty folder"):
+        cifar10(tmp_path)
+    batches = tmp_path / "cifar-10-batches-py"
+    batches.mkdir()
+    marker = tmp_path / "executed"
+    evil = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    for name in ("test_batch", "batches.meta", *(f"data_batch_{i}" for i in range(1, 6))):
+        (batches / name).write_bytes(evil)
+    with pytest.raises(FileNotFoundError, match="official checksums"):
+        cifar10(tmp_path)
+    assert not marker.exists()
+    make_tree(tmp_path / "test", ["cat", "dog"])
+    with pytest.raises(FileNotFoundError, match="expected the class folders airplane"):
+        cifar10(tmp_path)
+
+
+@pytest.mark.skipif(not ARCHIVE.exists() or not shutil.which("xz"), reason="no CIFAR-10 archive")
+def test_the_real_cifar10(tmp_path):
+    with subprocess.Popen(["tar", "tf", ARCHIVE], stdout=subprocess.PIPE, text=True) as listing:
+        first = listing.stdout.readline()
+        listing.kill()
+    prefix = "./" if first.startswith("./") else ""
+    subprocess.run(["tar", "xf", ARCHIVE, "-C", tmp_path, f"{prefix}test"], check=True)
+    domain = cifar10(tmp_path)
+    assert domain.labels.bincount().tolist() == [1000] * 10
+    assert domain.images.shape == (10_000, 3, 32, 32)
+    means = domain.images.float().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(means, torch.tensor([0.494, 0.485, 0.450]), rtol=0, atol=0.004)
+    assert len(os.listdir(tmp_path)) == 1
