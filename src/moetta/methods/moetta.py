@@ -43,8 +43,8 @@ class MoETTAConfig(SGDConfig):
         reweight: weigh samples by exp(e0 - H).
         router_grad: let the entropy loss reach the routers.
         routing: choose an expert for each sample, or one for the whole batch.
-        batch_balance: with routing="batch", balance over the last choices ("window"), or use the
-            formula within the batch, where it is the constant 1.
+        batch_balance: with routing="batch", balance over the last choices ("window"), or keep the
+            formula within the batch, where all share one expert and it is the constant 1.
         window: how many choices that window holds.
         moe: with False, the same layers are trained without experts.
         router_scope: a router in each layer, or one at the first whose choice all layers follow.
@@ -246,6 +246,8 @@ class MoETTA(Adapter):
         """Sum of the layers' balance losses, and the window of batch choices if one is kept."""
         if self.config.router_scope == "model":
             routings = routings[:1]  # one router, one term
+        if self.config.routing == "batch" and self.config.batch_balance == "constant":
+            return torch.full((), float(len(routings)), device=self.device), None
         if "choices" not in self.running:
             return torch.stack([balance_loss(routing) for routing in routings]).sum(), None
         now = torch.stack([routing.experts for routing in routings])  # [M, 1, k]

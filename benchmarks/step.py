@@ -1,0 +1,163 @@
+"""What a step of each method costs: the paper's table 2 on any timm model.
+
+All methods run interleaved in one process, so that the ratios hold on a noisy machine: each round
+runs every method once, in a new order, and the ratios printed are medians over the rounds.
+
+    python benchmarks/step.py --model vit_tiny_patch16_224 --batch 32 --threads 2
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+import timm
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import moetta
+
+
+@dataclass(frozen=True)
+class Options:
+    """Cost of a step, relative to noadapt and to Tent."""
+
+    model: str = "vit_tiny_patch16_224"
+    """timm model; random weights, since only the cost counts."""
+    batch: int = 32
+    """Images in a batch."""
+    threads: int = 2
+    """CPU threads."""
+    rounds: int = 9
+    """Rounds; each runs every method once."""
+    methods: tuple[str, ...] = ()
+    """Methods; all by default. noadapt and tent are always among them."""
+    compile: bool = False
+    """Pass the model through torch.compile first."""
+    device: str = "cpu"
+    """Where to run."""
+    frozen: str = ""
+    """Also run MoETTA with these norm layers left frozen, as in "0-5"."""
+
+
+def build_model(options: Options) -> torch.nn.Module:
+    """The model, made sure of itself so that the entropy filters let samples through."""
+    torch.manual_seed(0)
+    model = timm.create_model(options.model).eval().to(options.device)
+    with torch.no_grad():
+        head = model.get_classifier()
+        head.weight.normal_(0, 1.0)
+    return torch.compile(model) if options.compile else model
+
+
+def batch_of(options: Options, model: torch.nn.Module, seed: int) -> Tensor:
+    """Pictures that differ from each other: coarse random fields."""
+    size = timm.data.resolve_model_data_config(getattr(model, "_orig_mod", model))["input_size"][-1]
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(options.batch, 3, 7, 7, generator=generator)
+    return torch.nn.functional.interpolate(coarse, size, mode="bicubic").to(options.device)
+
+
+class SavedBytes:
+    """Counts the activations that autograd keeps for the backward pass."""
+
+    def __init__(self, model: torch.nn.Module, *known: Tensor) -> None:
+        tensors = [*model.parameters(), *model.buffers(), *known]
+        self.known = {t.untyped_storage().data_ptr() for t in tensors}
+        self.seen: dict[int, tuple[int, Tensor]] = {}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Remember a saved tensor's memory once (and hold it, so that no address is used twice)."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.seen[storage.data_ptr()] = (storage.nbytes(), tensor.detach())
+        return tensor
+
+    @property
+    def total(self) -> int:
+        """Bytes held."""
+        return sum(size for size, _ in self.seen.values())
+
+
+def saved_by_forward(adapter: moetta.Adapter, images: Tensor) -> int:
+    """Bytes that the adapter's differentiated forward pass keeps."""
+    if not adapter.trained:
+        return 0
+    counter = SavedBytes(adapter.network, images)
+    with counter.hooks, torch.enable_grad():
+        adapter.model(images)
+    return counter.total
+
+
+def main(options: Options) -> None:
+    """Measure and print."""
+    torch.set_num_threads(options.threads)
+    model = build_model(options)
+    images = [batch_of(options, model, seed) for seed in range(3)]
+    chosen = dict.fromkeys(("noadapt", "tent", *(options.methods or moetta.methods())))
+    adapters = {
+        name: moetta.adapt(model, name, source=torch.cat(images)[: 2 * options.batch])
+        for name in chosen
+    }
+    if options.frozen:
+        adapters["moetta frozen"] = moetta.adapt(model, "moetta", frozen=options.frozen)
+    times: dict[str, list[float]] = {name: [] for name in adapters}
+    shuffled = list(adapters)
+    for turn in range(options.rounds + 1):
+        random.Random(turn).shuffle(shuffled)
+        for name in shuffled:
+            _wait(options.device)
+            start = time.perf_counter()
+            adapters[name](images[turn % len(images)])
+            _wait(options.device)
+            if turn:  # the first round warms up
+                times[name].append(time.perf_counter() - start)
+    saved = {name: saved_by_forward(adapter, images[0]) for name, adapter in adapters.items()}
+    show(options, adapters, times, saved)
+
+
+def show(
+    options: Options,
+    adapters: dict[str, moetta.Adapter],
+    times: dict[str, list[float]],
+    saved: dict[str, int],
+) -> None:
+    """Print the table."""
+    table = Table(title=f"{options.model}, batch {options.batch}, {options.threads} threads")
+    columns = "method|time / noadapt|time / tent|saved MB|saved / tent|activated|forward|backward"
+    for column in columns.split("|"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+
+    def ratio(name: str, base: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
+
+    for name, adapter in adapters.items():
+        totals = adapter.totals
+        table.add_row(
+            name,
+            f"{ratio(name, 'noadapt'):.3f}",
+            f"{ratio(name, 'tent'):.3f}",
+            f"{saved[name] / 1e6:.1f}",
+            f"{saved[name] / saved['tent']:.3f}",
+            f"{adapter.activated_parameters:,}",
+            f"{totals.forwards / totals.samples:.0%}",
+            f"{totals.backwards / totals.samples:.0%}",
+        )
+    Console(width=110).print(table)
+    fastest = min(times["noadapt"])
+    print(f"noadapt: {fastest * 1e3:.0f} ms a batch at best, {options.rounds} rounds")
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
