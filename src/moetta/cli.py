@@ -1,0 +1,88 @@
+"""The command line: thin; each command is one dataclass of options and one function of a room."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+
+import tyro
+
+from moetta import __version__
+from moetta.config import nearest
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives; imported only when it is called, so that `--help` is instant."""
+
+    module: str
+    options: str
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command(
+        "moetta.demo", "Demo", "demo", "adapt the embedded model and see what it gains"
+    ),
+    "methods": Command("moetta.listing", "Methods", "methods", "the methods and their settings"),
+    "corrupt": Command(
+        "moetta.data.corrupt_tree",
+        "CorruptOptions",
+        "corrupt_tree",
+        "write an ImageNet-C-style tree from a folder of images",
+    ),
+    "train-source": Command(
+        "moetta.sources", "TrainSource", "train", "train one of the shipped source models again"
+    ),
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: moetta COMMAND [OPTIONS]",
+            "",
+            "Test-time adaptation under mixed distribution shifts.",
+            "",
+            *lines,
+            "",
+            "moetta COMMAND --help explains a command; moetta --version prints the version.",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"moetta {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"moetta: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
+        return 2
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    options = tyro.cli(getattr(module, command.options), prog=f"moetta {name}", args=rest)
+    try:
+        getattr(module, command.function)(options)
+    except (ValueError, OSError) as error:
+        # Expected refusals explain themselves; a traceback would hide the explanation.
+        print(f"moetta {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nmoetta {name}: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
