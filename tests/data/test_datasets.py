@@ -22,7 +22,7 @@ from moetta.data import (
     imagenet_synsets,
 )
 from moetta.data.corruptions import corrupt
-from moetta.data.datasets import IMAGENET_C_FRAME
+from moetta.data.datasets import CIFAR10_CLASSES, IMAGENET_C_FRAME
 
 PRE = Preprocess((0.5,) * 3, (0.5,) * 3)
 SMALL = Preprocess((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_pct=1.0)
@@ -130,7 +130,7 @@ def test_v2_folders_are_numbers(tmp_path):
     make_tree(tmp_path / "imagenetv2-matched-frequency-format-val", ["0", "10", "2", "999"])
     domain = imagenet("v2", tmp_path, PRE, partial=True)
     assert domain.labels.tolist() == [0, 10, 2, 999]
-    with pytest.raises(FileNotFoundError, match="1000 class folders.*found 4"):
+    with pytest.raises(FileNotFoundError, match=r"1000 class folders.*found 4"):
         imagenet("v2", tmp_path, PRE)
 
 
@@ -192,7 +192,7 @@ def test_on_the_fly_frames_as_imagenet_c_does_and_numbers_as_the_base(tmp_path):
 
 # ---- CIFAR-10
 
-CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+CLASSES = list(CIFAR10_CLASSES)
 
 
 def test_cifar10_from_a_tree_of_images(tmp_path):
@@ -202,6 +202,10 @@ def test_cifar10_from_a_tree_of_images(tmp_path):
     assert domain.images.shape == (20, 3, 32, 32)
     with Image.open(tmp_path / "test" / "bird" / "1.JPEG") as opened:
         assert domain.images[5].equal(PILToTensor()(opened))
+    (tmp_path / "test" / "ship" / "0.JPEG").write_bytes(b"")
+    pictures, _, unread = cifar10(tmp_path).read(torch.arange(20))
+    assert len(pictures) == 19
+    assert "ship" in unread[0].reason
 
 
 def test_cifar10_refuses_other_folders_and_unofficial_pickles(tmp_path):

@@ -115,7 +115,7 @@ def test_a_wrong_file_says_where_and_what(folder, text, says):
 
 
 def test_missing_files_and_folders_are_named(folder):
-    with pytest.raises(FileNotFoundError, match="nothing.toml"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.toml"):
         read_mixture(folder / "nothing.toml")
     path = write(folder, "[[domain]]\nfolder = 'photos/dusk'")
     with pytest.raises(FileNotFoundError, match=r"photos/dusk.*no such folder"):

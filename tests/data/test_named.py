@@ -55,8 +55,8 @@ def test_the_papers_streams_have_the_papers_counts(name, samples, batches, last)
 
 def test_the_first_domains_are_in_the_order_of_the_spec():
     assert " ".join(CLASSICAL) == (
-        "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow "
-        "frost fog brightness contrast elastic_transform pixelate jpeg_compression"
+        "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur "
+        "snow frost fog brightness contrast elastic_transform pixelate jpeg_compression"
     )
     assert set(EXTRA) == {"speckle_noise", "spatter", "gaussian_blur", "saturate"}
 

@@ -216,6 +216,12 @@ def test_bad_input_is_refused_with_the_reason(make, says):
         make()
 
 
+def test_pictures_that_are_no_tensors_are_refused():
+    arrays = Domain("d", pictures(2).numpy(), torch.zeros(2).long())
+    with pytest.raises(ValueError, match=r"domain 'd'.*ndarray"):
+        list(Stream([arrays], normalise=HALF))
+
+
 def test_pictures_of_several_sizes_in_one_domain_are_refused():
     ragged = [*pictures(2, 32), *pictures(1, 40)]
     with pytest.raises(ValueError, match="mixes picture sizes"):

@@ -6,7 +6,7 @@ from moetta.data.images import ImageFiles
 from moetta.data.labels import imagenet_synsets, label_map, logit_mask
 from moetta.data.mixture import Mixture, mixture, read_mixture
 from moetta.data.named import STREAMS, stream
-from moetta.data.orders import Bursts, Continual, Gradual, LabelShift, Mixed, Order
+from moetta.data.orders import Bursts, Continual, Gradual, LabelShift, Mixed, Order, make_order
 from moetta.data.preprocess import Preprocess, check_preprocess, preprocess_for
 from moetta.data.streams import Batch, Stream
 
@@ -36,6 +36,7 @@ __all__ = [
     "imagenet_synsets",
     "label_map",
     "logit_mask",
+    "make_order",
     "mixture",
     "preprocess_for",
     "read_mixture",

@@ -12,8 +12,8 @@ from torchvision.datasets import CIFAR10
 from torchvision.transforms.v2 import CenterCrop, Compose, Resize
 
 from moetta.data.corruptions import CLASSICAL
-from moetta.data.domains import Domain
-from moetta.data.images import ImageFiles, Transform, contents, list_images, subfolders
+from moetta.data.domains import Domain, UnreadableImage
+from moetta.data.images import ImageFiles, Transform, contents, list_images, named, subfolders
 from moetta.data.labels import LabelMap, imagenet_synsets, label_map
 from moetta.data.preprocess import Preprocess
 
@@ -78,6 +78,7 @@ _IMAGENET = {
     ),
 }
 Kind = Literal["val", "r", "sketch", "a", "v2"]
+IMAGENET_C_FOLDERS = ("imagenet-c", "imagenet_c", "c")
 _C_GROUPS = ("noise", "blur", "weather", "digital", "extra")  # the archives ImageNet-C comes in
 
 
@@ -94,7 +95,7 @@ def imagenet(
     """
     layout, folder = _IMAGENET[kind], Path(folder)
     expected = layout.classes()
-    candidates = [*_children(folder, layout.folders), folder]
+    candidates = [*named(folder, layout.folders), folder]
     home = next((c for c in candidates if _class_folders(c, expected)), None)
     if home is None:
         raise FileNotFoundError(_not_found(kind, candidates, expected))
@@ -165,8 +166,8 @@ def imagenet_c(
     extra). The pictures are already cropped to 224 and are not cropped again.
     """
     root = Path(folder)
-    inner = _children(root, ("imagenet-c", "imagenet_c", "c"))
-    homes = [h for top in (*inner, root) for h in (top, *_children(top, _C_GROUPS))]
+    inner = named(root, IMAGENET_C_FOLDERS)
+    homes = [h for top in (*inner, root) for h in (top, *named(top, _C_GROUPS))]
     domains = []
     for name in names:
         found = [h / name / str(severity) for h in homes if (h / name / str(severity)).is_dir()]
@@ -196,6 +197,20 @@ def imagenet_c(
     return domains
 
 
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+
 def cifar10(
     folder: str | Path, split: Literal["train", "test"] = "test", *, download: bool = False
 ) -> Domain:
@@ -209,29 +224,19 @@ def cifar10(
         download: Let torchvision download the official archive into `folder`.
     """
     folder = Path(folder)
-    classes = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    )
     tree = folder / split
     if tree.is_dir() and not download:
-        if subfolders(tree) != list(classes):
+        if subfolders(tree) != list(CIFAR10_CLASSES):
             raise FileNotFoundError(
-                f"CIFAR-10: expected the class folders {', '.join(classes)} in {tree}, found "
-                f"{contents(tree)}"
+                f"CIFAR-10: expected the class folders {', '.join(CIFAR10_CLASSES)} in {tree}, "
+                f"found {contents(tree)}"
             )
-        images, labels = list_images(tree, label_map("sorted", classes))
-        return Domain(
-            "cifar10", images.in_memory(), labels, origin=f"CIFAR-10 {split}, image files"
-        )
+        images, labels = list_images(tree, label_map("sorted", CIFAR10_CLASSES))
+        origin = f"CIFAR-10 {split}, image files"
+        try:
+            return Domain("cifar10", images.in_memory(), labels, origin=origin)
+        except UnreadableImage:  # whether that is fatal is for the stream to say
+            return Domain("cifar10", images, labels, origin=origin)
     try:
         official = CIFAR10(folder, train=split == "train", download=download)
     except RuntimeError as error:
@@ -283,14 +288,6 @@ def image_folder(
         severity=severity,
         origin=f"image folder {folder.name}",
     )
-
-
-def _children(folder: Path, names: Collection[str]) -> list[Path]:
-    """The subfolders of these names, whatever their case, in the order of the names."""
-    if not folder.is_dir():
-        return []
-    there = {name.lower(): folder / name for name in subfolders(folder)}
-    return [there[name] for name in names if name in there]
 
 
 def _class_folders(folder: Path, expected: Collection[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ class UnreadableImage(OSError):
     """A picture that cannot be decoded; the message names its file and says why."""
 
 
-@runtime_checkable
 class Images(Protocol):
     """Anything that counts its pictures and gives the i-th one as uint8 [3, H, W].
 
@@ -159,6 +158,11 @@ class Domain:
     def _stack(self, pictures: list[Tensor]) -> Tensor:
         if not pictures:
             return torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+        if not isinstance(pictures[0], Tensor):
+            raise ValueError(
+                f"domain {self.name!r}: images must be uint8 tensors [3, H, W], got "
+                f"{type(pictures[0]).__name__}; torch.from_numpy makes a tensor of an ndarray"
+            )
         sizes = sorted({tuple(p.shape) for p in pictures})
         if len(sizes) > 1:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,14 @@ def list_images(
 def subfolders(folder: Path) -> list[str]:
     """The names of the visible folders in a folder, sorted."""
     return sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+
+
+def named(folder: Path, names: Iterable[str]) -> list[Path]:
+    """The subfolders of these lower-case names, whatever their own case, in that order."""
+    if not folder.is_dir():
+        return []
+    there = {name.lower(): folder / name for name in subfolders(folder)}
+    return [there[name] for name in names if name in there]
 
 
 def contents(folder: Path) -> str:

@@ -9,8 +9,16 @@ from typing import Any, Literal
 from torch import nn
 
 from moetta.data.corruptions import CLASSICAL, EXTRA
-from moetta.data.datasets import IMAGENET_C_FRAME, cifar10, corrupted, imagenet, imagenet_c
+from moetta.data.datasets import (
+    IMAGENET_C_FOLDERS,
+    IMAGENET_C_FRAME,
+    cifar10,
+    corrupted,
+    imagenet,
+    imagenet_c,
+)
 from moetta.data.domains import Domain
+from moetta.data.images import named
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.data.streams import Stream
 
@@ -134,13 +142,14 @@ class _Source:
             if isinstance(root, Domain):
                 raise ValueError('"c" must be a folder; give the clean images as "val" instead')
             return imagenet_c(root, names, self.severity, partial=self.partial)
-        return corrupted(self.read("val")[0], names, self.severity, frame=IMAGENET_C_FRAME)
+        given = isinstance(self._root("val"), Domain)  # in the frame that its maker wants
+        frame = None if given else IMAGENET_C_FRAME
+        return corrupted(self.read("val")[0], names, self.severity, frame=frame)
 
     def _has_files(self) -> bool:
         if isinstance(self.roots, Mapping):
             return "c" in self.roots
-        root = Path(self.roots)
-        return any((root / c).is_dir() for c in ("imagenet-c", "imagenet_c", "ImageNet-C"))
+        return bool(named(Path(self.roots), IMAGENET_C_FOLDERS))
 
     def _imagenet(self, kind: Any) -> Domain:
         root = self._root(kind)
