@@ -1,0 +1,1 @@
+"""What the tests share: tiny models, the trials of every method, plain reference code."""
