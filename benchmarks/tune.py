@@ -1,0 +1,127 @@
+"""Chooses each method's learning rate for the small source models, on the validation stream only.
+
+Every method gets the same trials: one pass over the four extra corruptions at severity 5 for each
+learning rate of the same list, everything else as in its paper. The best goes to
+``src/moetta/sources/tuned.toml``. Finished trials are kept in a file, so an interrupted search
+continues where it stopped.
+
+    python benchmarks/tune.py --models digits-vit digits-convnext
+    python benchmarks/tune.py --models cifar-vit cifar-convnext --data FOLDER_WITH_CIFAR10
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.progress import track
+
+import moetta
+from moetta import sources
+from moetta.data import Stream, cifar10, corrupted, embedded
+from moetta.data.corruptions import EXTRA
+from moetta.state import write_atomically
+
+ROOT = Path(__file__).parents[1]
+HEADER = "# Written by benchmarks/tune.py from the validation streams.\n"
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What is searched."""
+
+    models: tuple[str, ...] = ("digits-vit", "digits-convnext")
+    methods: tuple[str, ...] = ("tent", "eata", "sar", "deyo", "moetta")
+    lrs: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    limit: int | None = 3600
+    """Pictures of the validation stream."""
+    seed: int = 42
+    data: Path | None = None
+    """The folder of CIFAR-10, for its models."""
+    trials: Path = ROOT / "benchmarks" / "results" / "tune.jsonl"
+    toml: Path = ROOT / "src" / "moetta" / "sources" / "tuned.toml"
+    threads: int = 1
+
+
+def validation(model: str, options: Tune) -> tuple[Stream, torch.Tensor]:
+    """A model's validation stream, and clean source pictures for the methods that need some."""
+    recipe = sources.recipe(model)
+    if recipe.data == "digits":
+        stream = embedded.stream("validation", seed=options.seed, limit=options.limit)
+        return stream, embedded.source_images(2000)
+    if options.data is None:
+        raise SystemExit(f"{model} needs --data, the folder of CIFAR-10")
+    clean = cifar10(options.data, "test")
+    stream = Stream(
+        corrupted(clean, EXTRA),
+        seed=options.seed,
+        limit=options.limit,
+        normalise=(recipe.mean, recipe.std),
+        name="cifar10-validation",
+    )
+    train = cifar10(options.data, "train")
+    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:2000]
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
+    return stream, (train.images[chosen].float() / 255 - mean) / std
+
+
+def accuracy(model: str, method: str, fields: dict, stream: Stream, source: torch.Tensor) -> float:
+    """Per cent of the stream predicted rightly."""
+    needs = source if method in ("eata", "mgtta") else None
+    adapter = moetta.adapt(sources.load(model), method, source=needs, **fields)
+    right = sum(int((adapter(b.images).argmax(1) == b.labels).sum()) for b in stream)
+    return 100 * right / stream.samples
+
+
+def search(options: Tune) -> list[dict]:
+    """Runs the trials that are not on file yet; gives all."""
+    options.trials.parent.mkdir(parents=True, exist_ok=True)
+    lines = options.trials.read_text().splitlines() if options.trials.exists() else []
+    done = [json.loads(line) for line in lines]
+    for model in options.models:
+        weights = sources.card(model)["sha256"][:12]
+        wanted = [("noadapt", {})] + [
+            (m, {"lr": lr}) for m in options.methods for lr in options.lrs
+        ]
+        keys = [
+            {"model": model, "weights": weights, "method": m, "fields": f, "limit": options.limit,
+             "seed": options.seed}
+            for m, f in wanted
+        ]  # fmt: skip
+        missing = [k for k in keys if not any(k.items() <= d.items() for d in done)]
+        if not missing:
+            continue
+        stream, source = validation(model, options)
+        for key in track(missing, description=model):
+            score = accuracy(model, key["method"], key["fields"], stream, source)
+            done.append({**key, "accuracy": round(score, 3)})
+            text = "".join(json.dumps(d) + "\n" for d in done)
+            write_atomically(options.trials, text.encode())
+    current = {m: sources.card(m)["sha256"][:12] for m in sources.available()}
+    return [d for d in done if current.get(d["model"]) == d["weights"]]
+
+
+def main(options: Tune) -> None:
+    """Searches, prints the table, writes the settings."""
+    torch.set_num_threads(options.threads)
+    trials = search(options)
+    text = HEADER
+    for model in dict.fromkeys(d["model"] for d in trials):
+        mine = [d for d in trials if d["model"] == model]
+        none = next(d["accuracy"] for d in mine if d["method"] == "noadapt")
+        print(f"\n{model}: noadapt {none:.2f} % on the validation stream")
+        text += f"# {model}: noadapt {none:.2f} % there.\n"
+        for method in dict.fromkeys(d["method"] for d in mine if d["fields"]):
+            tried = [d for d in mine if d["method"] == method]
+            best = max(tried, key=lambda d: d["accuracy"])
+            row = "  ".join(f"{d['fields']['lr']:g}: {d['accuracy']:.2f}" for d in tried)
+            print(f"  {method:8} {row}   best {best['fields']['lr']:g}")
+            text += f"[{model}.{method}]  # {best['accuracy']:.2f} %\nlr = {best['fields']['lr']}\n"
+    write_atomically(options.toml, text.encode())
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Tune))

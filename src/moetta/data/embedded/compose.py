@@ -1,0 +1,151 @@
+"""Two-digit numbers out of scikit-learn's handwritten digits: 100 classes, 32 x 32, RGB.
+
+The 1,797 digits are split by sample before anything is composed: no stroke of a test image was
+ever seen in training. A picture depends on (split, seed, index) alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moetta.data.embedded.draws import uniforms
+
+SIZE = 32
+CLASSES = 100
+TEST_SHARE = 0.4
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@cache
+def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The digits of a split: images [N, 8, 8] in 0..1 sorted by class, class starts and counts."""
+    if split not in ("train", "test"):
+        raise ValueError(f"the digits are split in 'train' and 'test', not {split!r}")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError(
+            "the embedded benchmark draws scikit-learn's digits: pip install 'moetta[bench]'"
+        ) from error
+    bunch = load_digits()
+    images = torch.as_tensor(bunch.images, dtype=torch.float32) / 16
+    labels = torch.as_tensor(bunch.target, dtype=torch.int64)
+    chosen, counts = [], []
+    for digit in range(10):
+        members = torch.nonzero(labels == digit).flatten()
+        # The order within a class is drawn, since the file has writers in runs.
+        order = members[uniforms(1797, members, 1, stream=9).flatten().argsort()]
+        cut = round(TEST_SHARE * len(order))
+        part = order[:cut] if split == "test" else order[cut:]
+        chosen.append(part)
+        counts.append(len(part))
+    count = torch.tensor(counts)
+    return images[torch.cat(chosen)], count.cumsum(0) - count, count
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows before it is painted: all that the styles need."""
+
+    ink: Tensor
+    """[B, 1, H, W], how much pen lies on a pixel: 0..1, soft at the rims."""
+    labels: Tensor
+    """[B], 10 x left digit + right digit."""
+    index: Tensor
+    seed: int
+
+
+def scene(index: Tensor, *, split: str, seed: int) -> Scene:
+    """Chooses two digits for each sample and lays them out, not yet coloured."""
+    images, starts, counts = digits(split)
+    u = uniforms(seed, index, 24, stream=1)
+    labels = (u[:, 0] * CLASSES).long()
+    which = torch.stack((labels // 10, labels % 10), 1)  # [B, 2]
+    sample = starts[which] + (u[:, 1:3] * counts[which]).long()
+    glyphs = images[sample.flatten()][:, None]  # [2B, 1, 8, 8]
+
+    def spread(first: int, low: float, high: float) -> Tensor:
+        """A draw per digit: [2B]."""
+        return (low + (high - low) * u[:, first : first + 2]).flatten()
+
+    count = len(index)
+    centre_x = spread(3, -1.5, 1.5) + torch.tensor([9.5, 21.5]).repeat(count)
+    centre_y = spread(5, -3.0, 3.0) + 15.5
+    width, height = spread(7, 11.5, 15.0), spread(9, 17.0, 24.0)
+    angle, shear = spread(11, -0.25, 0.25), spread(13, -0.2, 0.2)
+    y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
+    x = x[None] - centre_x[:, None, None]
+    y = y[None] - centre_y[:, None, None]
+    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    x, y = cos * x + sin * y, cos * y - sin * x
+    x = x + shear[:, None, None] * y
+    grid = torch.stack((2 * x / width[:, None, None], 2 * y / height[:, None, None]), -1)
+    pen = F.grid_sample(glyphs, grid, mode="bicubic", align_corners=False, padding_mode="zeros")
+    pen = pen.view(count, 2, SIZE, SIZE).amax(1, keepdim=True)
+    threshold = (0.30 + 0.2 * u[:, 15]).view(-1, 1, 1, 1)
+    sharpness = (7 + 8 * u[:, 16]).view(-1, 1, 1, 1)
+    ink = torch.sigmoid((pen - threshold) * sharpness)
+    floor = torch.sigmoid(-threshold * sharpness)  # so that no pen is no ink
+    return Scene(((ink - floor) / (1 - floor)).clamp(0, 1), labels, index, seed)
+
+
+def noise(view: Scene, cells: int, channels: int, stream: int) -> Tensor:
+    """Smooth noise of about ``cells`` bumps across: [B, channels, H, W], roughly in -1..1."""
+    draws = uniforms(view.seed, view.index, channels * cells * cells, stream)
+    grid = draws.view(-1, channels, cells, cells) * 2 - 1
+    return F.interpolate(grid, size=(SIZE, SIZE), mode="bicubic", align_corners=False)
+
+
+def waves(frequency: Tensor, angle: Tensor, phase: Tensor) -> Tensor:
+    """Sinusoidal stripes, [B, 1, H, W] in -1..1; ``frequency`` in periods across the picture."""
+    y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
+    frequency, angle, phase = (v.view(-1, 1, 1) for v in (frequency, angle, phase))
+    along = (angle.cos() * x + angle.sin() * y) / SIZE
+    return torch.sin(2 * math.pi * (frequency * along + phase))[:, None]
+
+
+def colour(luma: Tensor, chroma: Tensor) -> Tensor:
+    """Colours of a given brightness [B] and chroma offsets [B, 3]: [B, 3, 1, 1] in 0..1."""
+    weights = torch.tensor(_LUMA)
+    chroma = chroma - (chroma * weights).sum(1, keepdim=True)
+    return (luma[:, None] + chroma).clamp(0, 1)[:, :, None, None]
+
+
+def paint(view: Scene) -> Tensor:
+    """The source style: dark strokes on lighter, textured grounds, all coloured. Uint8."""
+    u = uniforms(view.seed, view.index, 24, stream=2)
+    ground_luma = 0.4 + 0.5 * u[:, 0]
+    ink_luma = ground_luma * (0.6 * u[:, 1])
+    ground = colour(ground_luma, 0.5 * u[:, 3:6] - 0.25)
+    stroke = colour(ink_luma, 0.5 * u[:, 6:9] - 0.25)
+
+    def amount(column: int, high: float) -> Tensor:
+        return (high * u[:, column] ** 2).view(-1, 1, 1, 1)
+
+    tint = 0.6 + 0.4 * u[:, 9:12, None, None]
+    stripes = waves(2 + 8 * u[:, 15], math.pi * u[:, 16], u[:, 17])
+    texture = (
+        amount(12, 0.20) * noise(view, 4, 1, stream=3)
+        + amount(13, 0.16) * noise(view, 10, 1, stream=4)
+        + amount(14, 0.12) * stripes
+    )
+    ground = ground + tint * texture
+    stroke = stroke + amount(18, 0.15) * noise(view, 4, 3, stream=5)
+    return to_uint8(ground + (stroke - ground) * view.ink)
+
+
+def to_uint8(picture: Tensor) -> Tensor:
+    """0..1 to bytes."""
+    return (picture.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def photographs(index: Tensor, *, split: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Clean pictures of the source style and their labels."""
+    view = scene(index, split=split, seed=seed)
+    return paint(view), view.labels
