@@ -89,6 +89,10 @@ def test_a_fault_of_the_transform_is_not_blamed_on_the_file(tmp_path):
 def test_a_folder_without_classes_says_what_it_found(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         image_folder(tmp_path / "none", PRE)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        imagenet("val", tmp_path / "none", PRE)
+    with pytest.raises(ValueError, match="unknown kind 'x'; known: val, r"):
+        imagenet("x", tmp_path, PRE)
     with pytest.raises(FileNotFoundError, match="an empty folder"):
         image_folder(tmp_path, PRE)
     (tmp_path / "a.jpg").write_bytes(jpeg())

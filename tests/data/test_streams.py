@@ -132,7 +132,7 @@ def test_skipped_images_are_listed_and_move_no_other_sample(workers):
 def test_a_batch_in_which_nothing_can_be_read_is_left_out():
     domain = Domain("d", Lazy(pictures(4), bad={0, 1}), torch.zeros(4).long())
     stream = Stream([domain], batch_size=1, on_error="skip", order="continual", normalise=HALF)
-    with pytest.warns(UserWarning, match="photo-0"):
+    with pytest.warns(UserWarning, match="skipped: cannot read"):
         assert sorted(int(b.index) for b in stream) == [2, 3]
 
 

@@ -93,6 +93,8 @@ def imagenet(
         preprocess: How its images are resized and cropped.
         partial: Accept a folder that lacks images or classes; it is an error otherwise.
     """
+    if kind not in _IMAGENET:
+        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(_IMAGENET)}")
     layout, folder = _IMAGENET[kind], Path(folder)
     expected = layout.classes()
     candidates = [*named(folder, layout.folders), folder]

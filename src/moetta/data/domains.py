@@ -111,9 +111,10 @@ class Domain:
 
     def take(self, rows: Tensor) -> Domain:
         """The domain restricted to some of its pictures, which keep their numbers."""
+        held = self.images
         return replace(
             self,
-            images=Rows(self.images, rows),
+            images=held[rows] if isinstance(held, Tensor) else Rows(held, rows),
             labels=self.labels[rows],
             index=self.numbers[rows],
         )
