@@ -11,7 +11,7 @@ from moetta.adapter import Adapter
 from moetta.api import adapt
 from moetta.config import Config
 from moetta.methods import methods
-from moetta.report import StepReport, Totals
+from moetta.step_report import StepReport, Totals
 
 __version__ = "0.1.0"
 

@@ -17,7 +17,7 @@ from moetta.config import Config
 from moetta.functional import entropy
 from moetta.inputs import Inputs
 from moetta.nn.surgery import Surgery
-from moetta.report import StepReport, Totals
+from moetta.step_report import StepReport, Totals
 
 Source = Tensor | Iterable[Any] | str | PathLike[str] | None
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from moetta.report import Totals
+from moetta.step_report import Totals
 
 if TYPE_CHECKING:
     from moetta.adapter import Adapter
@@ -88,22 +88,29 @@ def _like(value: Tensor, parameter: Tensor, key: str) -> Tensor:
 
 
 def _differences(adapter: Adapter, tensors: dict[str, Tensor]) -> list[str]:
-    here = collect(adapter)
-    problems = []
-    params = {k for k in here if k.startswith("param.")}
-    for key in sorted(params - tensors.keys()):
-        problems.append(f"{key} is missing")
-    prefixes = tuple(f"optim.{name}." for name in adapter.trained)
-    running = {f"running.{name}" for name in adapter.running}
+    """What of ``tensors`` does not fit, each in a few words."""
+    expected: dict[str, Tensor | None] = {"counters": torch.zeros(len(_COUNTERS) + 1).double()}
+    expected |= {f"param.{name}": p for name, p in adapter.trained.items()}
+    expected |= {f"running.{name}": t for name, t in adapter.running.items()}
+    # What a new adapter has, every state of it has; the rest (momentum, averages) comes with time.
+    problems = [f"{key} is missing" for key in adapter._initial if key not in tensors]
     for key, value in tensors.items():
-        known = key in params or key in running or key == "counters" or key.startswith("loss.")
-        if not known and not (prefixes and key.startswith(prefixes)):
+        like = expected.get(key)
+        if key.startswith("optim."):
+            name, _, slot = key.removeprefix("optim.").rpartition(".")
+            if name in adapter.trained:
+                like = expected[key] = value if slot == "step" else adapter.trained[name]
+        if key not in expected and not key.startswith("loss."):
             problems.append(f"{key} is unknown here")
-        elif key in here and key not in ("counters",) and here[key].shape != value.shape:
-            problems.append(f"{key} has shape {tuple(value.shape)}, here {tuple(here[key].shape)}")
-    if "counters" not in tensors or tensors["counters"].numel() != len(_COUNTERS) + 1:
-        problems.append("its counters are missing or of another version")
+        elif not isinstance(value, Tensor):
+            problems.append(f"{key} is no tensor")
+        elif like is not None and (like.shape, like.dtype) != (value.shape, value.dtype):
+            problems.append(f"{key} is {_kind(value)}, here {_kind(like)}")
     return problems
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def save(adapter: Adapter, path: str | PathLike[str]) -> None:
@@ -168,6 +175,8 @@ def read_safetensors(path: str | PathLike[str]) -> tuple[dict[str, Tensor], dict
 def write_atomically(path: str | PathLike[str], data: bytes) -> None:
     """Write all of ``data`` to ``path``, or leave what was there: never a part."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} in")
     handle, temporary = tempfile.mkstemp(
         dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -43,8 +44,8 @@ class Totals:
         backwards: samples differentiated.
         selected: samples learnt from.
         skipped: calls that learnt nothing.
-        entropy: sum of all samples' entropies.
-        losses: sum over the steps of each loss term.
+        entropy: sum of all samples' entropies, the finite ones.
+        losses: sum over the steps of each loss term, where it is finite.
     """
 
     steps: int = 0
@@ -61,7 +62,8 @@ class Totals:
         chosen = step.backwards if step.selected is None else int(step.selected.sum())
         losses = dict(self.losses)
         for name, value in step.losses.items():
-            losses[name] = losses.get(name, 0.0) + value
+            # One bad step must not make every later total NaN.
+            losses[name] = losses.get(name, 0.0) + (value if math.isfinite(value) else 0.0)
         return replace(
             self,
             steps=self.steps + 1,
@@ -70,6 +72,6 @@ class Totals:
             backwards=self.backwards + step.backwards,
             selected=self.selected + chosen,
             skipped=self.skipped + (step.skipped is not None),
-            entropy=self.entropy + float(step.entropy.sum()),
+            entropy=self.entropy + float(step.entropy.nan_to_num(0, 0, 0).sum()),
             losses=losses,
         )
