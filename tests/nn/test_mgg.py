@@ -7,41 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.cells import one_cell, random_mgg
 from moetta.methods.mgtta import SHIPPED, convert
 from moetta.nn.mgg import MGG, load_mgg
 
 PREFIX = "seq_modeling_block."
-
-
-def random_mgg(seed: int = 0) -> MGG:
-    """A generator in which every number matters."""
-    g = torch.Generator().manual_seed(seed)
-    mgg = MGG()
-    with torch.no_grad():
-        for parameter in mgg.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=g))
-    return mgg.requires_grad_(False)
-
-
-def one_cell(
-    p: dict[str, Tensor], x: Tensor, W: Tensor, b: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of one scalar's cell, straight from the definition; the inner step by autograd."""
-    gamma, beta = p["ttt_norm_weight"][0], p["ttt_norm_bias"][0]
-
-    def norm(z: Tensor) -> Tensor:
-        return (z - z.mean()) / (z.var(unbiased=False) + 1e-6).sqrt()
-
-    q, k, v = (p[f"{name}_proj.weight"] @ x for name in "qkv")
-    raw = p["learnable_ttt_lr_weight"][0, 0] @ x + p["learnable_ttt_lr_bias"][0, 0]
-    eta = torch.sigmoid(raw) / 8 * max(0.0, 1 + p["learnable_token_idx"].item())
-    W, b = W.clone().requires_grad_(), b.clone().requires_grad_()
-    y = gamma * norm(k @ W + b) + beta
-    dW, db = torch.autograd.grad(0.5 * ((y - (v - k)) ** 2).sum(), (W, b))
-    W, b = (W - eta * dW).detach(), (b - eta * db).detach()
-    o = q + gamma * norm(q @ W + b) + beta
-    u = p["o_proj.weight"][0] @ (p["post_norm.weight"] * norm(o) + p["post_norm.bias"])
-    return torch.tanh(u), W, b
 
 
 def test_the_cells_are_what_the_definition_says_over_five_steps():
