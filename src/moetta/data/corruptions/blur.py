@@ -21,7 +21,8 @@ def defocus_blur(images: Tensor, job: Job) -> Tensor:
 def motion_blur(images: Tensor, job: Job) -> Tensor:
     """Smear along a random direction within 45 degrees of the horizontal."""
     angles = job.streams.uniform(1, low=-45, high=45)[:, 0].tolist()
-    return to_bytes(filters.motion(images.float(), *job.setting, angles))
+    radius, sigma = job.setting
+    return to_bytes(filters.motion(images.float(), radius, sigma, angles))
 
 
 def zoom_blur(images: Tensor, job: Job) -> Tensor:
@@ -38,21 +39,20 @@ def zoom_blur(images: Tensor, job: Job) -> Tensor:
 def glass_blur(images: Tensor, job: Job) -> Tensor:
     """Blur, replace every pixel by a random near one, blur again."""
     sigma, reach, rounds = job.setting
-    batch, channels, height, width = images.shape
     soft = to_bytes(filters.gaussian(images.float(), sigma))
-    source: Tensor | None = None
-    for turn in range(rounds):
-        origin = _glass_sources(job, turn, reach, height, width)
+    source = _glass_sources(job, 0, reach, soft.shape)
+    for turn in range(1, rounds):
         # A later round reads the picture that the earlier ones left.
-        source = origin if source is None else source.gather(1, origin)
-    assert source is not None
-    pixels = soft.view(batch, channels, -1)
-    mixed = torch.stack([p[:, s] for p, s in zip(pixels, source, strict=True)])
-    return to_bytes(filters.gaussian(mixed.view_as(images).float(), sigma))
+        source = source.index_select(0, _glass_sources(job, turn, reach, soft.shape))
+    mixed = torch.empty(images.shape, device=images.device)
+    for channel in range(images.shape[1]):
+        plane = soft[:, channel].reshape(-1).index_select(0, source)
+        mixed[:, channel] = plane.view_as(mixed[:, channel])
+    return to_bytes(filters.gaussian(mixed, sigma))
 
 
-def _glass_sources(job: Job, turn: int, reach: int, height: int, width: int) -> Tensor:
-    """int64 [B, H*W]: the pixel whose colour each pixel has after one round.
+def _glass_sources(job: Job, turn: int, reach: int, shape: torch.Size) -> Tensor:
+    """int32 [B*H*W]: the pixel (numbered over the batch) whose colour each has after one round.
 
     The original walks the picture from its last pixel to its first and lets each take the colour
     that a random near pixel has at that moment (it means to swap, but assigns through views, so
@@ -60,19 +60,27 @@ def _glass_sources(job: Job, turn: int, reach: int, height: int, width: int) -> 
     passed there yet, else the one it took itself: a chain that always leads to a later pixel, and
     ends at an old colour. All chains are followed at once by doubling: about log2 of the longest.
     """
-    count = height * width
-    bits = job.streams.bits(count, draw=turn)
-    span = 2 * reach
-    shift_y = ((bits & 0xFFFF) * span >> 16) - reach
-    shift_x = ((bits >> 16 & 0xFFFF) * span >> 16) - reach
-    place = torch.arange(count, device=bits.device).view(height, width)
-    walked = torch.zeros(height, width, dtype=torch.bool, device=bits.device)
-    walked[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = True
-    walked, place = walked.view(-1), place.view(-1)
-    near = torch.where(walked, place + shift_y * width + shift_x, place)
-    open_ = (near > place) & walked[near]
+    batch, _, height, width = shape
+    bits = job.streams.bits(height * width, draw=turn).view(batch, height, width)
+    count = bits.numel()
+    place = torch.arange(count, dtype=torch.int32, device=bits.device)
+    inner = (
+        slice(None),
+        slice(reach + 1, height - reach + 1),
+        slice(reach + 1, width - reach + 1),
+    )
+    walked = torch.zeros(bits.shape, dtype=torch.bool, device=bits.device)
+    walked[inner] = True
+    # Two times 16 bits make two whole numbers in -reach .. reach - 1.
+    word = bits[inner]
+    shift = (((word >> 16) & 0xFFFF) * (2 * reach) >> 16) - reach
+    shift.mul_(width).add_(((word & 0xFFFF) * (2 * reach) >> 16) - reach)
+    near = place.clone()
+    near.view(bits.shape)[inner] += shift
     # Old colours are the nodes count .. 2 * count - 1, each its own successor.
-    follow = torch.cat([torch.where(open_, near, near + count), (place + count).expand_as(near)], 1)
-    while bool((follow[:, :count] < count).any()):
-        follow[:, :count] = follow.gather(1, follow[:, :count])
-    return follow[:, :count] - count
+    pending = (near > place).logical_and_(walked.view(-1).index_select(0, near))
+    follow = torch.cat([torch.where(pending, near, near + count), place + count])
+    chains = follow[:count]
+    while int(chains.min()) < count:
+        chains.copy_(follow.index_select(0, chains))
+    return chains - count

@@ -1,5 +1,6 @@
 """Brightness, contrast, saturation, elastic transform, pixelation and JPEG."""
 
+import math
 from functools import lru_cache
 from io import BytesIO
 
@@ -49,26 +50,33 @@ def contrast(images: Tensor, job: Job) -> Tensor:
 
 def pixelate(images: Tensor, job: Job) -> Tensor:
     """Shrink by averaging, enlarge by repeating."""
-    height, width = images.shape[-2:]
+    batch, channels, height, width = images.shape
     small = (int(height * job.setting), int(width * job.setting))
-    rows = _box_matrix(height, small[0], images.device)
-    columns = _box_matrix(width, small[1], images.device)
-    # Rounded between the passes as well, as Pillow does.
-    wide = torch.matmul(images.float(), columns.T).add_(0.5).floor_()
-    blocks = torch.matmul(rows, wide).add_(0.5).to(torch.uint8)
+    down, down_share = _boxes(height, small[0], images.device)
+    along, along_share = _boxes(width, small[1], images.device)
+    # Sums of whole numbers are exact in any order. Rounded between the passes too, as Pillow does.
+    wide = torch.mm(images.float().view(-1, len(along)), along).mul_(along_share)
+    tall = wide.add_(0.5).floor_().view(-1, len(down), small[1])
+    blocks = torch.matmul(down.T, tall).mul_(down_share[:, None]).add_(0.5).to(torch.uint8)
+    blocks = blocks.view(batch, channels, *small)
     blocks = blocks.index_select(-1, _nearest(small[1], width, images.device))
     return blocks.index_select(-2, _nearest(small[0], height, images.device))
 
 
 @lru_cache(maxsize=64)
-def _box_matrix(n: int, m: int, device: torch.device) -> Tensor:
-    """[m, n]: each output averages the inputs whose centres lie in its share (Pillow's BOX)."""
-    scale = n / m
-    centre = (torch.arange(m, dtype=torch.float64) + 0.5) * scale
-    pixel = torch.arange(n, dtype=torch.float64) + 0.5
-    distance = (pixel - centre[:, None]) / scale
-    inside = ((distance > -0.5) & (distance <= 0.5)).double()
-    return (inside / inside.sum(1, keepdim=True)).to(device, torch.float32)
+def _boxes(n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sums that shrink n values to m averages, and the averages' 1 / count.
+
+    The matrix [n, m] has ones where an input's centre lies in an output's share (Pillow's BOX).
+    It repeats gcd(n, m) times along its diagonal, so one block, not too small, is enough.
+    """
+    common = math.gcd(n, m)
+    parts = max(d for d in range(1, common + 1) if common % d == 0 and (d == 1 or n // d >= 32))
+    n, m = n // parts, m // parts
+    centre = (torch.arange(m, dtype=torch.float64) + 0.5) * (n / m)
+    distance = (torch.arange(n, dtype=torch.float64)[:, None] + 0.5 - centre) / (n / m)
+    inside = ((distance > -0.5) & (distance <= 0.5)).to(device, torch.float32)
+    return inside, 1 / inside.sum(0)
 
 
 @lru_cache(maxsize=64)
@@ -78,13 +86,19 @@ def _nearest(n: int, m: int, device: torch.device) -> Tensor:
 
 
 def jpeg_compression(images: Tensor, job: Job) -> Tensor:
-    """Encode and decode as JPEG (Pillow, on the CPU)."""
-    out = []
-    for picture in images.permute(0, 2, 3, 1).contiguous().cpu().numpy():
+    """Encode as JPEG and decode (Pillow, on the CPU)."""
+    height, width = images.shape[-2:]
+    planes = images.cpu().numpy()
+    out = np.empty_like(planes)
+    for source, target in zip(planes, out, strict=True):
+        # Pillow puts channels together and takes them apart faster than transposed copies do.
+        bands = [Image.frombuffer("L", (width, height), b, "raw", "L", 0, 1) for b in source]
         buffer = BytesIO()
-        Image.fromarray(picture).save(buffer, "JPEG", quality=job.setting)
-        out.append(torch.from_numpy(np.array(Image.open(buffer))))
-    return torch.stack(out).permute(0, 3, 1, 2).contiguous().to(images.device)
+        Image.merge("RGB", bands).save(buffer, "JPEG", quality=job.setting)
+        decoded = Image.open(buffer, formats=["JPEG"])
+        for plane, band in zip(target, "RGB", strict=True):
+            plane[:] = np.frombuffer(decoded.tobytes("raw", band), np.uint8).reshape(height, width)
+    return torch.from_numpy(out).to(images.device)
 
 
 def elastic_transform(images: Tensor, job: Job) -> Tensor:
@@ -93,50 +107,45 @@ def elastic_transform(images: Tensor, job: Job) -> Tensor:
     short = min(height, width)
     reach, sigma, corner = (short * c for c in job.setting)
     shift = job.streams.uniform(6, draw=0, low=-corner, high=corner).view(-1, 3, 2)
-    pixels = torch.stack(
-        torch.meshgrid(
-            torch.arange(height, dtype=torch.float32, device=images.device),
-            torch.arange(width, dtype=torch.float32, device=images.device),
-            indexing="ij",
-        ),
-        -1,
-    )  # [H, W, (y, x)]
-    levels = _sample(images.float(), _affine(shift, pixels, height, width), edge=False)
+    y = torch.arange(height, dtype=torch.float32, device=images.device).view(-1, 1)
+    x = torch.arange(width, dtype=torch.float32, device=images.device)
+    levels = _sample(images.float(), *_affine(shift, y, x), edge=False)
     if reach:
         field = job.streams.uniform(2 * height * width, draw=1, low=-1, high=1)
         field = filters.gaussian(field.view(-1, 2, height, width), sigma, 3.0, "symmetric")
-        levels = _sample(levels, pixels + field.permute(0, 2, 3, 1) * reach, edge=True)
+        down, right = field.mul_(reach).unbind(1)
+        levels = _sample(levels, down.add_(y), right.add_(x), edge=True)
     return to_bytes(levels)
 
 
-def _affine(shift: Tensor, pixels: Tensor, height: int, width: int) -> Tensor:
-    """[B, H, W, 2]: where each pixel comes from when three corners move by `shift` [B, 3, (x, y)].
+def _affine(shift: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each pixel comes from when three corners move by `shift` [B, 3, (x, y)]: its y and x.
 
     The corners are those of a square around the centre, of two thirds of the shorter side.
     """
+    height, width = y.numel(), x.numel()
     half = min(height, width) // 3
-    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], device=shift.device)
-    centre = torch.tensor([width // 2, height // 2], device=shift.device)
-    before = centre + half * signs
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], device=shift.device)
+    before = half * corners + torch.tensor([width // 2, height // 2], device=shift.device)
     after = before + shift
-    # The inverse of a 2 x 2 matrix by hand: elementwise, hence the same in every batch.
-    (ux, uy), (vx, vy) = (after[:, 1] - after[:, 0]).T, (after[:, 2] - after[:, 0]).T
-    inverse = torch.stack([vy, -vx, -uy, ux], -1).view(-1, 2, 2) / (ux * vy - vx * uy).view(
-        -1, 1, 1
-    )
-    sides = (before[1:] - before[0]).T
-    (a, b), (c, d) = (
-        sides[:, :1, None] * inverse[:, 0] + sides[:, 1:, None] * inverse[:, 1]
-    ).permute(0, 2, 1)[..., None, None]
-    y = pixels[..., 0] - after[:, 0, 1, None, None]
-    x = pixels[..., 1] - after[:, 0, 0, None, None]
-    return torch.stack([before[0, 1] + c * x + d * y, before[0, 0] + a * x + b * y], -1)
+    # In numbers, not by a solver: the same in every batch. Linear part: sides @ inverse(moved).
+    (p, q), (r, s) = before.diff(dim=0).T.tolist()
+    (a, c), (b, d) = after.diff(dim=1).permute(1, 2, 0)[..., None, None]
+    area = a * d - b * c
+    start_y = y - after[:, 0, 1, None, None]
+    start_x = x - after[:, 0, 0, None, None]
+    source_x = start_x * ((p * d - q * c) / area) + start_y * ((q * a - p * b) / area)
+    source_y = start_x * ((r * d - s * c) / area) + start_y * ((s * a - r * b) / area)
+    return source_y.add_(before[0, 1]), source_x.add_(before[0, 0])
 
 
-def _sample(levels: Tensor, where: Tensor, edge: bool) -> Tensor:
+def _sample(levels: Tensor, y: Tensor, x: Tensor, edge: bool) -> Tensor:
     """Read float images at fractional (y, x), mirrored at the border; `edge` repeats the edge."""
-    size = torch.tensor(levels.shape[-2:], device=levels.device)
-    grid = (2 * where + 1) / size - 1 if edge else 2 * where / (size - 1) - 1
+    height, width = levels.shape[-2:]
+    grid = torch.empty(*y.shape, 2, device=levels.device)
+    for part, where, size in ((grid[..., 0], x, width), (grid[..., 1], y, height)):
+        scale, offset = (2 / size, 1 / size - 1) if edge else (2 / (size - 1), -1)
+        torch.mul(where, scale, out=part).add_(offset)
     return F.grid_sample(
-        levels, grid.flip(-1), mode="bilinear", padding_mode="reflection", align_corners=not edge
+        levels, grid, mode="bilinear", padding_mode="reflection", align_corners=not edge
     )

@@ -12,16 +12,21 @@ from torch.nn import functional as F
 Border = Literal["replicate", "symmetric"]
 
 
-def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Apply `rows` [H', H] down and `columns` [W', W] along every image of [..., H, W].
+def along_rows(images: Tensor, columns: Tensor) -> Tensor:
+    """Apply `columns` [W', W] along every row of [..., H, W].
 
-    One small matrix product an image, so that its rounding cannot depend on the batch around it.
+    One matrix product an image, so that its rounding cannot depend on the batch around it.
     """
-    lead = images.shape[:-2]
     flat = images.reshape(-1, *images.shape[-2:])
-    wide = torch.bmm(flat, columns.T.expand(len(flat), -1, -1))
-    out = torch.bmm(rows.expand(len(flat), -1, -1), wide)
-    return out.reshape(*lead, *out.shape[-2:])
+    out = torch.bmm(flat, columns.T.expand(len(flat), -1, -1))
+    return out.view(*images.shape[:-1], -1)
+
+
+def down_columns(images: Tensor, rows: Tensor) -> Tensor:
+    """Apply `rows` [H', H] down every column of [..., H, W]; one matrix product an image."""
+    flat = images.reshape(-1, *images.shape[-2:])
+    out = torch.bmm(rows.expand(len(flat), -1, -1), flat)
+    return out.view(*images.shape[:-2], *out.shape[-2:])
 
 
 def _source(position: Tensor, n: int, border: Border) -> Tensor:
@@ -55,10 +60,9 @@ def gaussian(
 ) -> Tensor:
     """Gaussian blur of float images [..., H, W]."""
     height, width = images.shape[-2:]
+    columns = gaussian_matrix(width, float(sigma), truncate, border, images.device)
     rows = gaussian_matrix(height, float(sigma), truncate, border, images.device)
-    return separable(
-        images, rows, gaussian_matrix(width, float(sigma), truncate, border, images.device)
-    )
+    return down_columns(along_rows(images, columns), rows)
 
 
 def gaussian_taps(size: int, sigma: float) -> Tensor:
@@ -103,7 +107,7 @@ def _fft_length(n: int) -> int:
 
 
 def disk_blur(images: Tensor, radius: float, softness: float) -> Tensor:
-    """Blur float images [B, C, H, W] with `disk_kernel`, mirrored at the border (edge not repeated)."""
+    """Blur float images [B, C, H, W] with `disk_kernel`, mirrored at the edge pixels."""
     height, width = images.shape[-2:]
     reach = disk_kernel(radius, softness).shape[0] // 2
     size = (_fft_length(height + 2 * reach), _fft_length(width + 2 * reach))

@@ -29,7 +29,8 @@ def impulse_noise(images: Tensor, job: Job) -> Tensor:
     # Signed 32-bit numbers are uniform around zero: black is the lower tail, white the upper.
     share = job.setting / 2
     low, high = round(share * 2**32) - 2**31, 2**31 - round(share * 2**32)
-    return images.masked_fill(bits < low, 0).masked_fill_(bits >= high, 255)
+    black, white = images.new_tensor(0), images.new_tensor(255)
+    return torch.where(bits < low, black, torch.where(bits >= high, white, images))
 
 
 def shot_noise(images: Tensor, job: Job) -> Tensor:

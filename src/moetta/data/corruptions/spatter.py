@@ -40,7 +40,7 @@ def spatter(images: Tensor, job: Job) -> Tensor:
 
 
 def _rim_light(drops: Tensor) -> Tensor:
-    """Light falling on the drops from one corner: relief of the distance to their rims [B, H, W]."""
+    """Light on the drops from one corner: relief of the distance to their rims [B, H, W]."""
     distance = _distance(_edges(drops))
     relief = _equalise(_mean3(distance).floor_())
     taps = torch.tensor([[-2, -1, 0], [-1, 1, 1], [0, 1, 2.0]], device=drops.device)
