@@ -36,11 +36,6 @@ class Inputs:
         for tensor in tensors:
             if tensor.is_floating_point():
                 _check_finite(tensor)
-        if batch.images is None and first.dim() == 3 and first.shape[0] in (1, 3):
-            raise ValueError(
-                f"got one image of shape {tuple(first.shape)}, but the model takes a batch "
-                "[B, C, H, W]; add the batch axis with images.unsqueeze(0)"
-            )
         if first.dim() == 4 and not first.is_floating_point():
             raise ValueError(
                 f"the images are {first.dtype}; convert and normalise them first, for example "
@@ -95,16 +90,22 @@ class Inputs:
         except (RuntimeError, AssertionError, TypeError, IndexError, ValueError) as error:
             shapes = ", ".join(str(tuple(t.shape)) for t in self._tensors())
             raise ValueError(
-                f"the model rejected a batch of shape {shapes}: {error}. Check channels, image "
-                "size and argument names against what the model expects"
+                f"the model rejected a batch of shape {shapes}: {error}. {self._advice()}"
             ) from error
         logits = _find_logits(output)
         if logits.dim() != 2 or logits.shape[0] != len(self) or logits.shape[1] < 2:
             raise ValueError(
                 f"the model returned logits of shape {tuple(logits.shape)} for {len(self)} "
-                "samples; a classifier returns [B, C] with at least two classes"
+                "samples; a classifier returns [B, C] with at least two classes. "
+                f"{self._advice()}"
             )
         return logits
+
+    def _advice(self) -> str:
+        """What is probably wrong with a batch that the model could not take."""
+        if self.main.dim() == 3 and self.main.is_floating_point():
+            return "If this is a single image, add the batch axis with images.unsqueeze(0)"
+        return "Check channels, image size and argument names against what the model expects"
 
 
 def _find_logits(output: Any) -> Tensor:
@@ -125,10 +126,11 @@ def _find_logits(output: Any) -> Tensor:
 def _check_finite(tensor: Tensor) -> None:
     # A finite sum proves every value finite in one cheap pass; a suspicious sum is looked into.
     if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
-        bad = ~torch.isfinite(tensor.detach()).flatten(1).all(1) if tensor.dim() > 1 else None
-        if bad is None or bad.any():
-            where = "" if bad is None else f" in samples {bad.nonzero().flatten().tolist()[:8]}"
+        rows = torch.atleast_1d(tensor.detach())
+        bad = ~torch.isfinite(rows).reshape(len(rows), -1).all(1)
+        if bad.any():
             raise ValueError(
-                f"the batch has NaN or infinite values{where}; drop or repair those samples "
-                "before calling the adapter"
+                f"the batch has NaN or infinite values in samples "
+                f"{bad.nonzero().flatten().tolist()[:8]}; drop or repair those samples before "
+                "calling the adapter"
             )
