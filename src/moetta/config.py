@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -31,6 +32,20 @@ class Config:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not of their field's kind."""
+        kinds = get_type_hints(type(self))
+        for name in (f.name for f in fields(self)):
+            value, kind = getattr(self, name), kinds[name]
+            if get_origin(kind) is Literal:
+                valid = " or ".join(map(repr, get_args(kind)))
+                require(value in get_args(kind), f"{name} must be {valid}, not {value!r}")
+            elif kind is bool:
+                require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
+            elif kind is int:
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                require(whole, f"{name} must be a whole number, not {value!r}")
 
     @classmethod
     def preset(cls, name: str = "paper", **values: Any) -> Self:
@@ -59,15 +74,21 @@ def require(ok: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 def positive(config: Config, *names: str) -> None:
-    """Refuse fields that are not above zero."""
+    """Refuse fields that are not finite numbers above zero."""
     for name in names:
         value = getattr(config, name)
-        require(value > 0, f"{name} must be above 0, not {value}")
+        require(_number(value) and value > 0, f"{name} must be above 0 and finite, not {value!r}")
 
 
 def share(config: Config, *names: str) -> None:
     """Refuse fields outside [0, 1]."""
     for name in names:
         value = getattr(config, name)
-        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+        require(
+            _number(value) and 0 <= value <= 1, f"{name} must be between 0 and 1, not {value!r}"
+        )

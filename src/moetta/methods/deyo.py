@@ -50,10 +50,6 @@ class DeYOConfig(SGDConfig):
         super().__post_init__()
         positive(self, "filter_e0", "e0", "patches")
         require(0 < self.occlude <= 1, f"occlude must be in (0, 1], not {self.occlude}")
-        require(
-            self.destroy in ("patch", "pixel", "occlusion"),
-            f"destroy must be 'patch', 'pixel' or 'occlusion', not {self.destroy!r}",
-        )
 
 
 class DeYO(NormAffineAdapter):

@@ -27,6 +27,7 @@ class SGDConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
+        super().__post_init__()
         positive(self, "lr")
         share(self, "momentum")
 

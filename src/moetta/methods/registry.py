@@ -61,7 +61,7 @@ def find(name: str) -> Method:
         ValueError: there is none; names the nearest.
     """
     if name not in _METHODS:
-        raise ValueError(f"no method {name!r}; {nearest(name, _METHODS)}")
+        raise ValueError(f"no method {name!r}; {nearest(str(name), _METHODS)}")
     return _METHODS[name]
 
 
