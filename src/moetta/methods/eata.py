@@ -77,9 +77,13 @@ class EATA(NormAffineAdapter):
         ):
             logits = batch.map(lambda t: t.to(self.device)).logits(self.model)
             loss = F.cross_entropy(logits.float(), logits.argmax(-1))
-            for total, grad in zip(
-                sums.values(), torch.autograd.grad(loss, list(self.trained.values())), strict=True
-            ):
+            grads = self.gradients(loss)
+            if grads is None:
+                raise ValueError(
+                    "the source images give non-finite gradients; check that they are normalised "
+                    "as the model expects"
+                )
+            for total, grad in zip(sums.values(), grads, strict=True):
                 total += grad**2
             batches += 1
         return {f"fisher.{name}": total / batches for name, total in sums.items()}
@@ -134,7 +138,7 @@ class EATA(NormAffineAdapter):
 
 def masked_mean_rows(rows: Tensor, mask: Tensor) -> Tensor:
     """Mean of the rows that ``mask`` keeps."""
-    return (rows * mask[:, None]).sum(0) / mask.sum()
+    return rows[mask].mean(0)
 
 
 register("eata", EATAConfig, EATA, "reliable and non-redundant samples, Fisher-regularised")
