@@ -28,7 +28,8 @@ def test_the_default_is_timms_own_evaluation_transform():
     theirs = timm.data.create_transform(**config, is_training=False)(photo)
     ours = (pre.transform()(photo).float() / 255 - 0.5) / 0.5
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    assert preprocess_for("vit_tiny_patch16_224").normalise == pre.normalise
+    assert preprocess_for("vit_tiny_patch16_224") == pre
+    assert pre.source == "timm vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])

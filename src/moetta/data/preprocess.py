@@ -268,8 +268,10 @@ def _fixed_size(model: nn.Module | str) -> tuple[int, int] | None:
 
 def _describe(model: nn.Module | str) -> str:
     if isinstance(model, str):
-        return f"timm {model}"
-    cfg = getattr(_unwrap(model), "pretrained_cfg", None) or {}
+        found = get_pretrained_cfg(model)  # a bare name has meant other weights in other releases
+        cfg = found.to_dict() if found else {"architecture": model}
+    else:
+        cfg = getattr(_unwrap(model), "pretrained_cfg", None) or {}
     arch, tag = cfg.get("architecture"), cfg.get("tag")
     if arch:
         return f"timm {arch}.{tag}" if tag else f"timm {arch}"
