@@ -21,7 +21,7 @@ from moetta.data.corruptions import ALL, CLASSICAL, corrupt
 
 
 def photographs(count: int) -> np.ndarray:
-    """`count` different 224-pixel crops of scikit-learn's two photographs, uint8 [count, H, W, 3]."""
+    """Different 224-pixel crops of scikit-learn's two photographs, uint8 [count, H, W, 3]."""
     pictures = load_sample_images().images
     crops = []
     for i in range(count):
