@@ -22,6 +22,7 @@ PHOTOGRAPHS: tuple[str, ...] = (
 )
 SHEETS = 5  # as many as the original draws from: it never picks its sixth photograph
 _SIDE = 512
+_REACH = 56  # pixels that the longest crystal reaches from its middle
 
 
 def ice(folder: Path | None, small: bool, device: torch.device) -> tuple[Tensor, ...]:
@@ -75,38 +76,45 @@ _TINTS = (
 def _sheet(number: int) -> Tensor:
     """One sheet of procedural ice, uint8 [3, side, side].
 
-    Crystals grow from random seeds, each with its own direction; a pixel belongs to the nearest
-    seed. Within a crystal, needles branch off a spine like the barbs of a feather.
+    Feathery crystals lie over one another on glass that clouds make uneven. Then the sheet gets
+    its tint and spread.
     """
     random = Streams.of(0, torch.tensor([number]), "ice", torch.device("cpu"))
-    crystals = (60, 150, 220, 320, 180)[number]
-    place = random.uniform(2 * crystals, 0, 0, _SIDE).view(crystals, 2)
-    angle = random.uniform(crystals, 1, 0, 2 * math.pi)[0]
-    tone = random.normal(crystals, 2)[0]
-    axis = torch.arange(_SIDE, dtype=torch.float32)
-    pixels = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).view(-1, 2)
-    # Crooked borders between crystals: the pixel that asks is displaced a little.
-    crooked = pixels + 14 * _clouds(random, 3, 24, 2).view(2, -1).T
-    owner = torch.cdist(crooked, place).argmin(1)
-    offset = pixels - place[owner]
-    sine, cosine = angle.sin()[owner], angle.cos()[owner]
-    along = offset[:, 0] * sine + offset[:, 1] * cosine
-    across = (offset[:, 0] * cosine - offset[:, 1] * sine).abs()
-    barbs = torch.sin(0.9 * along + 1.3 * across + 3 * _clouds(random, 4, 10, 1).view(-1))
-    spine = torch.exp(-across / 3)
-    grain = random.normal(_SIDE * _SIDE, 5)[0]
-    light = 0.7 * tone[owner] + 0.8 * barbs * torch.exp(-across / 40) + 1.5 * spine + 0.35 * grain
-    light = (
-        light + 1.2 * _clouds(random, 6, 160, 1).view(-1) + 0.6 * _clouds(random, 7, 6, 1).view(-1)
-    )
-    light = (light - light.mean()) / light.std()
+    count = (400, 1800, 1800, 1000, 1300)[number]
+    span, crystals = 2 * _REACH, _crystals()
+    canvas = torch.zeros(_SIDE + 2 * span, _SIDE + 2 * span)
+    places = random.integers(2 * count, _SIDE + span, 0).view(count, 2).tolist()
+    kinds = random.integers(count, len(crystals), 1)[0].tolist()
+    for (top, left), kind in zip(places, kinds, strict=True):
+        window = canvas[top : top + span, left : left + span]
+        torch.maximum(window, crystals[kind], out=window)
+    relief = canvas[span : span + _SIDE, span : span + _SIDE]
+    relief = relief / relief.std() + 0.5 * _clouds(random, 2, 160) + 0.3 * _clouds(random, 3, 20)
+    relief = relief + 0.2 * random.normal(_SIDE * _SIDE, 4).view(_SIDE, _SIDE)
+    relief = (relief - relief.mean()) / relief.std()
     tint, spread = _TINTS[number]
-    levels = torch.tensor(tint, dtype=torch.float32).view(3, 1) + spread * light
-    return levels.clamp_(0, 255).to(torch.uint8).view(3, _SIDE, _SIDE)
+    levels = torch.tensor(tint, dtype=torch.float32).view(3, 1, 1) + spread * relief
+    return levels.clamp_(0, 255).to(torch.uint8)
 
 
-def _clouds(random: Streams, draw: int, scale: int, fields: int) -> Tensor:
-    """Smooth noise [fields, side, side] of unit variance or so, varying over `scale` pixels."""
+@lru_cache(maxsize=1)
+def _crystals(count: int = 160) -> Tensor:
+    """float32 [count, n, n]: spindles of random direction and length, with barbs off their spine."""
+    random = Streams.of(0, torch.tensor([0]), "crystals", torch.device("cpu"))
+    angle = random.uniform(count, 0, 0, 2 * math.pi).view(-1, 1, 1)
+    length = random.uniform(count, 1, 12, _REACH).view(-1, 1, 1)
+    light = random.uniform(count, 2, 0.4, 1).view(-1, 1, 1)
+    x = torch.arange(-_REACH, _REACH, dtype=torch.float32)
+    y = x[:, None]
+    along = x * angle.cos() + y * angle.sin()
+    across = (y * angle.cos() - x * angle.sin()).abs()
+    body = (1 - (along.abs() + 4 * across) / length).clamp(min=0).sqrt()
+    barbs = 0.65 + 0.35 * torch.sin(0.9 * along + 1.4 * across)
+    return light * body * (barbs + torch.exp(-0.8 * across))
+
+
+def _clouds(random: Streams, draw: int, scale: int) -> Tensor:
+    """Smooth noise [side, side] of unit variance or so, varying over `scale` pixels."""
     coarse = _SIDE // scale + 2
-    noise = random.normal(fields * coarse * coarse, draw).view(1, fields, coarse, coarse)
-    return F.interpolate(noise, size=(_SIDE, _SIDE), mode="bicubic", align_corners=True)[0] * 1.3
+    noise = random.normal(coarse * coarse, draw).view(1, 1, coarse, coarse)
+    return F.interpolate(noise, size=(_SIDE, _SIDE), mode="bicubic", align_corners=True)[0, 0]
