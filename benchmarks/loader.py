@@ -9,7 +9,8 @@ corruptions at severity 5, normalise; the model then takes a Tent step on each b
 Two tables. The first is CPU time for an image by stage, in one process with one thread, which other
 load on the machine disturbs little. The second is wall-clock time, for 0, 1 and 2 workers, with and
 without the corruptions: the loader alone, the step alone, and both together, where `wait` is the
-share of the time for which the step waited for its batch. All settings take turns, several rounds,
+share of the time for which the step waited for its batch. Workers read up to two batches ahead, so
+a measurement must be longer than that for a slow loader to show. All settings take turns, several rounds,
 and the median counts. On a machine without a GPU the workers and the step share the cores, which
 is the hardest case for the loader; each process computes with one thread.
 """
@@ -40,7 +41,7 @@ MODEL = "vit_tiny_patch16_224"
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--batches", type=int, default=5, help="batches in each measurement")
+    parser.add_argument("--batches", type=int, default=8, help="batches in each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
     parser.add_argument("--batch-size", type=int, default=64)
     args = parser.parse_args()
