@@ -9,10 +9,12 @@ corruptions at severity 5, normalise; the model then takes a Tent step on each b
 Two tables. The first is CPU time for an image by stage, in one process with one thread, which other
 load on the machine disturbs little. The second is wall-clock time, for 0, 1 and 2 workers, with and
 without the corruptions: the loader alone, the step alone, and both together, where `wait` is the
-share of the time for which the step waited for its batch. Workers read up to two batches ahead, so
-a measurement must be longer than that for a slow loader to show. All settings take turns, several rounds,
-and the median counts. On a machine without a GPU the workers and the step share the cores, which
-is the hardest case for the loader; each process computes with one thread.
+share of the time for which the step waited for its batch. A worker reads up to two batches ahead,
+so a measurement must be longer than that for a slow loader to show. All settings take turns,
+several rounds, and the median counts. Each process computes with one thread.
+
+Here the workers and the step share the cores. A GPU takes its steps faster and leaves the cores to
+the workers: it needs as many of them as the reading of an image takes times as long as its step.
 """
 
 from __future__ import annotations
