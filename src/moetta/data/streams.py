@@ -110,7 +110,7 @@ class Stream:
         name: str = "custom",
         preprocessing: dict[str, Any] | None = None,
     ) -> None:
-        _check(domains, batch_size, workers, start, on_error)
+        _check(domains, on_error, batch_size=batch_size, workers=workers, start=start, seed=seed)
         self.domains = tuple(domains)
         self.domain_names = tuple(d.name for d in domains)
         self.order = make_order(order)
@@ -296,19 +296,16 @@ def _channels(values: Sequence[float], positive: bool = False) -> Tensor:
     return channels.view(1, 3, 1, 1)
 
 
-def _check(
-    domains: Sequence[Domain], batch_size: int, workers: int, start: int, on_error: str
-) -> None:
+def _check(domains: Sequence[Domain], on_error: str, **numbers: int) -> None:
     if not domains:
         raise ValueError("a stream needs at least one domain")
     names = [d.name for d in domains]
     if len(set(names)) < len(names):
         twice = sorted({n for n in names if names.count(n) > 1})
         raise ValueError(f"domain names must be unique; these are used twice: {', '.join(twice)}")
-    for what, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
+    for what, value in numbers.items():
+        least = 1 if what == "batch_size" else 0
         if value < least:
             raise ValueError(f"{what} must be at least {least}, got {value}")
-    if start < 0:
-        raise ValueError(f"start must not be negative, got {start}")
     if on_error not in ("fail", "skip"):
         raise ValueError(f'on_error must be "fail" or "skip", got {on_error!r}')
