@@ -1,0 +1,169 @@
+"""Models by name: shipped, timm's, a Hugging Face folder, or a user's own function."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import timm
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from moetta import sources
+from moetta.bench.cell import PAPER_MODELS
+from moetta.config import nearest
+from moetta.state import read_safetensors
+
+
+@lru_cache(maxsize=2)
+def load_model(name: str, weights: str | None = None, device: str = "cpu") -> nn.Module:
+    """A classifier in eval mode; the last ones are kept, for cells that follow each other.
+
+    Args:
+        name: a shipped model, a timm name (best with its tag), ``module:function`` (called without
+            arguments), or a folder that a Hugging Face model was saved to.
+        weights: a safetensors file to load instead of the model's own weights.
+        device: where to put it.
+
+    Raises:
+        ValueError: no such model (names the nearest), or the weights do not fit.
+        FileNotFoundError: there are no such weights.
+    """
+    if ":" in name:
+        model = _from_function(name)
+    elif Path(name).is_dir():
+        model = _from_folder(Path(name))
+    elif name in sources.RECIPES:
+        model = sources.load(name)
+    else:
+        model = _from_timm(name, pretrained=weights is None)
+    if weights is not None:
+        _put(model, weights, name)
+    return model.to(device).eval()
+
+
+def _from_function(name: str) -> nn.Module:
+    module_name, _, attribute = name.partition(":")
+    if "" not in sys.path:  # an installed command does not look in the user's own folder
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"model {name!r}: {error}; run from the folder that holds it, or set PYTHONPATH"
+        ) from error
+    except AttributeError:
+        names = [n for n in dir(sys.modules[module_name]) if not n.startswith("_")]
+        raise ValueError(
+            f"{module_name} has no function {attribute!r}; {nearest(attribute, names)}"
+        ) from None
+    model = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} gave a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _from_folder(folder: Path) -> nn.Module:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} holds no Hugging Face model: it has no config.json")
+    try:
+        from transformers import AutoModelForImageClassification
+    except ImportError as error:
+        raise ValueError("a Hugging Face folder needs: pip install 'moetta[hf]'") from error
+    try:
+        model: nn.Module = AutoModelForImageClassification.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True
+        )
+    except OSError as error:
+        raise ValueError(f"{folder}: {error}") from error
+    return model
+
+
+def _from_timm(name: str, pretrained: bool) -> nn.Module:
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        known = [*sources.RECIPES, *PAPER_MODELS, *timm.list_models()]
+        raise ValueError(
+            f"no model {name!r}; {nearest(name, known)} (or module:function, or a Hugging Face "
+            "folder; `moetta models` lists what there is)"
+        )
+    tagged = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in tagged:
+        raise ValueError(f"timm has no weights {name!r}; {nearest(name, tagged)}")
+    if pretrained and not tagged:
+        raise ValueError(f"timm has no weights for {name!r}; give --weights FILE.safetensors")
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained)
+    except Exception as error:  # the hub's many kinds of failure, all with the same cure
+        raise FileNotFoundError(
+            f"the weights of {name} could not be had ({type(error).__name__}: {error}). Download "
+            f"model.safetensors from the timm/{name} repository on a machine with a network and "
+            "pass --weights model.safetensors"
+        ) from error
+    return model
+
+
+def _put(model: nn.Module, weights: str, name: str) -> None:
+    tensors, _ = read_safetensors(weights)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the models that need no path: shipped with the package, and the paper's."""
+
+    json: bool = False
+    """Print JSON for machines."""
+
+
+def models(options: Models) -> None:
+    """Print what `--model` takes."""
+    listed = [*(_shipped(name) for name in sources.RECIPES), *map(_paper, PAPER_MODELS)]
+    if options.json:
+        print(json.dumps(listed, indent=2))
+        return
+    console = Console()
+    table = Table("model", "from", "classes", "input", "clean accuracy %", "weights")
+    for row in listed:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console.print(table)
+    console.print(
+        "Also: any timm name (timm.list_models()), module:function of your own, a Hugging Face "
+        "folder; --weights FILE.safetensors loads weights from a local file.",
+        highlight=False,
+    )
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    recipe, here = sources.recipe(name), name in sources.available()
+    accuracy = sources.card(name).get("accuracy", {}) if here else {}
+    return {
+        "model": name,
+        "from": "shipped",
+        "classes": recipe.classes,
+        "input": recipe.shape.image,
+        "clean_accuracy": accuracy.get("clean"),
+        "weights": "here" if here else f"not here; moetta train-source {name}",
+    }
+
+
+def _paper(name: str) -> dict[str, Any]:
+    cfg = timm.get_pretrained_cfg(name)
+    assert cfg is not None
+    return {
+        "model": name,
+        "from": "timm, used in the paper",
+        "classes": cfg.num_classes,
+        "input": cfg.input_size[-1],
+        "clean_accuracy": None,
+        "weights": "downloaded when used",
+    }
