@@ -5,13 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
 import moetta
+from helpers.cells import vit_b
 from helpers.models import FAMILIES, call, images, small_vit
-from moetta.nn.blocks import find_blocks
 from moetta.nn.bottleneck import gate_noise
 
 
@@ -100,13 +99,9 @@ def test_the_model_itself_is_not_trained():
 
 
 def test_vit_b_activates_what_the_paper_says():
-    with torch.device("meta"):
-        model = timm.create_model("vit_base_patch16_224")
-    widths = [block.width for block in find_blocks(model)]
-    assert sum(d * 2 * 6 + 2 * d + 1 + d for d in widths) == 138_252 == 12 * (768 * 12 + 2305)
-    small = small_vit(depth=3)
-    adapter = moetta.adapt(small, "becotta")
-    assert adapter.activated_parameters == 3 * (16 * 12 + 3 * 16 + 1)
+    assert moetta.adapt(vit_b(), "becotta").activated_parameters == 138_252
+    more = moetta.adapt(small_vit(depth=3), "becotta", top_k=2, rank=3, routers=4)
+    assert more.activated_parameters == 3 * (16 * 12 + 2 * (2 * 16 * 3 + 3 + 16))
 
 
 def test_the_first_prediction_is_near_the_source_but_not_it():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import moetta
+from helpers.cells import vit_b
 from helpers.models import CLASSES, FAMILIES, call, images, small_vit
 from moetta.methods.cotta import bernoulli_positions
 from moetta.nn.augment import augment
@@ -100,10 +101,17 @@ def test_all_weights_and_biases_are_trained_and_nothing_else():
 
 
 def test_vit_b_activates_what_the_paper_says():
-    with torch.device("meta"):
-        model = timm.create_model("vit_base_patch16_224")
-    chosen = [p for n, p in model.named_parameters() if n.split(".")[-1] in ("weight", "bias")]
-    assert sum(p.numel() for p in chosen) == 86_415_592
+    assert moetta.adapt(vit_b(), "cotta").activated_parameters == 86_415_592
+
+
+def test_the_student_learns_under_autocast():
+    # Autocast keeps low-precision copies of weights; the passes without gradient must leave none.
+    model = small_vit()
+    adapter = moetta.adapt(model, "cotta", lr=0.1, restore=0.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        adapter(images(8))
+    still = [n for n, p in adapter.trained.items() if torch.equal(p, model.get_parameter(n))]
+    assert still == []
 
 
 def test_restoring_touches_the_share_asked_for():

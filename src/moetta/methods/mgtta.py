@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -52,6 +53,8 @@ class MGTTAConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
+        if self.mgg is not None:
+            object.__setattr__(self, "mgg", os.fspath(self.mgg))  # a Path is welcome too
         positive(self, "lr", "moment_divisor", "source_batch")
         share(self, "beta1", "beta2")
         require(max(self.beta1, self.beta2) < 1, "beta1 and beta2 must be below 1")
