@@ -24,9 +24,18 @@ class Command:
 
 COMMANDS = {
     "demo": Command(
-        "moetta.demo", "Demo", "demo", "adapt the embedded model and see what it gains"
+        "moetta.bench.demo", "Demo", "demo", "all methods on one mixed stream; a table and a page"
     ),
+    "run": Command("moetta.bench.run", "RunOptions", "run", "run methods on streams and models"),
+    "reproduce": Command(
+        "moetta.bench.reproduce", "Reproduce", "reproduce", "a table or figure of the paper"
+    ),
+    "results": Command("moetta.bench.show", "Results", "results", "finished runs in a table"),
     "methods": Command("moetta.listing", "Methods", "methods", "the methods and their settings"),
+    "models": Command("moetta.bench.catalogue", "Models", "models", "the models that need no path"),
+    "doctor": Command(
+        "moetta.bench.doctor", "Doctor", "doctor", "what this machine has, and a self-test"
+    ),
     "corrupt": Command(
         "moetta.data.corrupt_tree",
         "CorruptOptions",

@@ -49,7 +49,7 @@ class Backend(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Stop all work; cells that run write a checkpoint first."""
+        """Stop all work and free what it took; cells that run write a checkpoint first."""
         ...
 
 
@@ -148,8 +148,6 @@ class Processes:
             else:
                 self._results[worker.ticket] = message
                 worker.ticket = None
-        if not self._waiting and not any(w.ticket for w in self._crew):
-            self.cancel()
         return news
 
     def result(self, ticket: int) -> Outcome | None:

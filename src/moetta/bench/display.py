@@ -51,7 +51,7 @@ STOPPED = "stopped after {done} of {total} runs; the same command resumes where 
 
 
 class Lines(Display):
-    """One line when a cell starts, one now and then, and one when it ends."""
+    """A line about a cell now and then, and one when it ends."""
 
     def __init__(self, every: float = 30.0) -> None:
         self.every = every
@@ -66,7 +66,7 @@ class Lines(Display):
     def update(self, cell: Cell, news: Progress) -> None:
         """Say where a cell is, unless that was said a moment ago."""
         now = time.monotonic()
-        if now - self.told.get(cell, -1e9) >= self.every:
+        if now - self.told.setdefault(cell, now) >= self.every:
             self.told[cell] = now
             print(f"  {cell.label}: {_words(news)}", flush=True)
 
@@ -197,6 +197,12 @@ def make_display(as_json: bool = False) -> Display:
     if as_json:
         return JSONLines()
     return LiveTable() if sys.stdout.isatty() else Lines()
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console; one that writes to a file or pipe is wide enough for any table."""
+    made = Console(stderr=stderr)
+    return made if made.is_terminal else Console(stderr=stderr, width=170)
 
 
 def clock(seconds: float) -> str:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import timm
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from moetta import sources
@@ -115,55 +110,3 @@ def _put(model: nn.Module, weights: str, name: str) -> None:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {name}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Models:
-    """List the models that need no path: shipped with the package, and the paper's."""
-
-    json: bool = False
-    """Print JSON for machines."""
-
-
-def models(options: Models) -> None:
-    """Print what `--model` takes."""
-    listed = [*(_shipped(name) for name in sources.RECIPES), *map(_paper, PAPER_MODELS)]
-    if options.json:
-        print(json.dumps(listed, indent=2))
-        return
-    console = Console()
-    table = Table("model", "from", "classes", "input", "clean accuracy %", "weights")
-    for row in listed:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    console.print(table)
-    console.print(
-        "Also: any timm name (timm.list_models()), module:function of your own, a Hugging Face "
-        "folder; --weights FILE.safetensors loads weights from a local file.",
-        highlight=False,
-    )
-
-
-def _shipped(name: str) -> dict[str, Any]:
-    recipe, here = sources.recipe(name), name in sources.available()
-    accuracy = sources.card(name).get("accuracy", {}) if here else {}
-    return {
-        "model": name,
-        "from": "shipped",
-        "classes": recipe.classes,
-        "input": recipe.shape.image,
-        "clean_accuracy": accuracy.get("clean"),
-        "weights": "here" if here else f"not here; moetta train-source {name}",
-    }
-
-
-def _paper(name: str) -> dict[str, Any]:
-    cfg = timm.get_pretrained_cfg(name)
-    assert cfg is not None
-    return {
-        "model": name,
-        "from": "timm, used in the paper",
-        "classes": cfg.num_classes,
-        "input": cfg.input_size[-1],
-        "clean_accuracy": None,
-        "weights": "downloaded when used",
-    }

@@ -48,7 +48,10 @@ def run_grid(
     root.mkdir(parents=True, exist_ok=True)
     backend = backend or make_backend(root, workers, checkpoint_seconds)
     outcomes: dict[Cell, Outcome] = {}
-    with display or make_display() as shown, _interruptible() as interrupted:
+    with contextlib.ExitStack() as stack:
+        shown = stack.enter_context(display or make_display())
+        interrupted = stack.enter_context(_interruptible())
+        stack.callback(backend.cancel)
         shown.begin(unique)
         for first in (True, False):
             phase = [cell for cell in unique if (cell.method == "noadapt") == first]

@@ -1,0 +1,106 @@
+"""Tables 1 and 2 and the larger model: accuracy and cost of all methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moetta.bench.cell import Cell
+from moetta.bench.experiments.setting import (
+    SEEDS,
+    Experiment,
+    Found,
+    Setting,
+    beside,
+    counterpart,
+    pick,
+    three_columns,
+)
+from moetta.bench.published import METHODS, by_method, published
+from moetta.report.tables import Cell as Entry
+from moetta.report.tables import Column, Table, table
+
+
+def _accuracies(setting: Setting, found: Found, name: str, section: str) -> list[Table]:
+    """One table a model: methods by streams, each beside the paper's figure."""
+    made = []
+    for model in setting.models:
+        key = "vit_large" if section == "scalability" else counterpart(model)
+        printed = published()[section].get(key, {})
+        rows = []
+        for method in METHODS:
+            row = [Entry(method)]
+            for stream in setting.streams:
+                ours = pick(found, model=model, method=method, stream=stream)
+                named = "classical" if stream == "cifar10-c" else stream
+                sd = by_method(printed, f"{named}_sd", method)
+                row += beside(ours, by_method(printed, named, method), sd)
+            rows.append(row)
+        columns = [Column("method")]
+        for stream in setting.streams:
+            columns += three_columns(stream)
+        caption = f"{model} beside the paper's {key}: accuracy over the stream"
+        made.append(table(f"{name}-{model}", caption, columns, rows, [setting.ours]))
+    return made
+
+
+def _table1_cells(setting: Setting) -> list[Cell]:
+    return setting.cells("table1", SEEDS, stream=list(setting.streams), method=list(METHODS))
+
+
+def _table1(setting: Setting, found: Found, _: Path) -> list[Table]:
+    return _accuracies(setting, found, "table1", "table1")
+
+
+def _large_cells(setting: Setting) -> list[Cell]:
+    return setting.cells("scalability", (42,), stream=list(setting.streams), method=list(METHODS))
+
+
+def _large(setting: Setting, found: Found, _: Path) -> list[Table]:
+    return _accuracies(setting, found, "scalability", "scalability")
+
+
+_COSTS = ("activated_m", "forward", "backward", "time")
+
+
+def _table2_cells(setting: Setting) -> list[Cell]:
+    return setting.cells(
+        "table2", (42,), stream=setting.richest, method=list(METHODS), model=setting.models[0]
+    )
+
+
+def _table2(setting: Setting, found: Found, _: Path) -> list[Table]:
+    rows = []
+    for method in METHODS:
+        group = pick(found, method=method)
+        row = [Entry(method)]
+        for name in _COSTS:
+            ours = None
+            if group is not None:
+                figure = {"activated_m": "activated_parameters", "time": "time_ratio"}.get(name)
+                figure = figure or f"{name}s"
+                value, images = group.average("cost", figure), group.average("samples")
+                if value is not None and images:
+                    scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images)
+                    ours = value * scale
+            row += [Entry(ours), Entry(by_method(published()["table2"], name, method))]
+        rows.append(row)
+    columns = [Column("method")]
+    for title, unit, digits in (
+        ("activated parameters", "M", 3),
+        ("forward", "% of images", 0),
+        ("backward", "% of images", 0),
+        ("time", "% of noadapt", 0),
+    ):
+        columns += [Column(title, f"{unit}, ours", digits), Column(title, f"{unit}, paper", digits)]
+    caption = f"Cost on {setting.richest}, {setting.models[0]} beside the paper's vit_base"
+    device = setting.common.get("device", "cpu")
+    timed = (
+        f"Times were measured on {device}, each method interleaved with noadapt on the same "
+        "batches; the paper's on a V100 GPU."
+    )
+    return [table("table2", caption, columns, rows, [setting.ours, timed])]
+
+
+TABLE1 = Experiment("all methods on three streams", _table1_cells, _table1)
+TABLE2 = Experiment("what the methods cost", _table2_cells, _table2)
+SCALABILITY = Experiment("all methods on a larger model", _large_cells, _large)

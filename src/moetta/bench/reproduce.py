@@ -1,0 +1,153 @@
+"""`moetta reproduce`: a table or figure of the paper, with the paper's figures beside ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from moetta.bench.cell import PAPER_MODELS
+from moetta.bench.display import make_console
+from moetta.bench.experiments import EXPERIMENTS, Setting
+from moetta.bench.experiments.setting import EMBEDDED_MODELS
+from moetta.bench.options import Running, write_report
+from moetta.bench.results import load_run
+from moetta.bench.runner import require_all
+from moetta.config import nearest
+from moetta.report.tables import Cell, Column, Table, to_csv, to_latex, to_markdown
+from moetta.state import write_atomically
+
+
+@dataclass(frozen=True)
+class Reproduce(Running):
+    """Reproduce a result of the paper on ImageNet (--data), else on the embedded benchmark.
+
+    Prints the paper's figures beside ours; tables (CSV, Markdown, LaTeX) and pictures go to the
+    folder of the results, under paper/NAME. Interrupted, the same command resumes.
+    """
+
+    name: tyro.conf.Positional[str] = "all"
+    """table1, table2, table3, scalability, grid-search, gradient-cosine, tsne, expert-similarity,
+    expert-heatmaps, partial-replacement, sensitivity, theory, or all."""
+    data: Path | None = None
+    """Folder of the paper's data sets (imagenet-val, imagenet-c, ...), or of CIFAR-10 for the cifar
+    models; without it the embedded benchmark is used."""
+    models: tuple[str, ...] = ()
+    """Models; by default the paper's with --data, else the two embedded ones."""
+    weights: Path | None = None
+    """Load the weights from this safetensors file; for a single model."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds; by default as many as the paper used: three for table1, else one."""
+    limit: int | None = None
+    """Use only this many images of each stream."""
+    batch_size: int = 64
+    """Images in a batch."""
+    partial: bool = False
+    """Accept data sets that lack images."""
+    report: Path | None = None
+    """Also write an HTML page of the runs."""
+
+
+def reproduce(options: Reproduce) -> None:
+    """Run what an experiment needs, print and write its tables."""
+    if options.name != "all" and options.name not in EXPERIMENTS:
+        hint = nearest(options.name, [*EXPERIMENTS, "all"])
+        raise ValueError(f"no experiment {options.name!r}; {hint}")
+    names = list(EXPERIMENTS) if options.name == "all" else [options.name]
+    folders: list[Path] = []
+    for name in names:
+        folders += _one(name, options)
+    if options.report is not None and folders:
+        page = write_report(list(dict.fromkeys(folders)), options.report)
+        if page is not None:
+            print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+
+
+def make_setting(name: str, options: Reproduce) -> Setting:
+    """What an experiment runs on."""
+    models = options.models
+    if not models and options.data is None:
+        models = EMBEDDED_MODELS
+    elif not models:
+        vit, convnext, large = PAPER_MODELS
+        models = (large,) if name == "scalability" else (vit, convnext)
+    if options.weights is not None and len(models) > 1:
+        raise ValueError("--weights is one model's: name it with --models")
+    common: dict[str, Any] = {
+        "limit": options.limit,
+        "batch_size": options.batch_size,
+        "weights": None if options.weights is None else str(options.weights),
+        "partial": options.partial,
+        "loaders": options.loaders,
+        "device": options.device,
+        "threads": options.threads,
+    }
+    if options.data is not None and all(model in PAPER_MODELS for model in models):
+        common["preprocess"] = "paper"
+    data = None if options.data is None else str(options.data)
+    return Setting(models, data, options.seeds, common)
+
+
+def _one(name: str, options: Reproduce) -> list[Path]:
+    experiment, setting = EXPERIMENTS[name], make_setting(name, options)
+    console = make_console(stderr=options.json)
+    console.rule(f"{name}: {experiment.title}", align="left")
+    cells = experiment.cells(setting)
+    folders = require_all(options.run(cells)) if cells else []
+    found = {cell: load_run(folder) for cell, folder in zip(cells, folders, strict=True)}
+    place = options.out / "paper" / name
+    tables = experiment.present(setting, found, place)
+    write_tables(tables, place)
+    for made in tables:
+        if options.json:
+            print(json.dumps({"event": "table", "experiment": name, **as_record(made)}))
+        else:
+            print_table(console, made)
+    console.print(f"tables and pictures: {place}", highlight=False)
+    return folders
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> None:
+    """Write each table in three forms."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in tables:
+        for ending, form in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
+            write_atomically(folder / f"{made.name}.{ending}", form(made).encode())
+
+
+def as_record(made: Table) -> dict[str, Any]:
+    """A table as plain data."""
+    columns = [column.header for column in made.columns]
+    rows = [[cell.value for cell in row] for row in made.rows]
+    return {"name": made.name, "caption": made.caption, "columns": columns, "rows": rows,
+            "notes": list(made.notes)}  # fmt: skip
+
+
+def print_table(console: Console, made: Table) -> None:
+    """A table in the terminal: bold best, the spread after ±."""
+    shown = RichTable(title=made.caption, title_justify="left")
+    for place, column in enumerate(made.columns):
+        shown.add_column(column.header, justify="right" if place else "left", overflow="fold")
+    for row in made.rows:
+        shown.add_row(*map(_field, row, made.columns))
+    console.print(shown)
+    for note in made.notes:
+        console.print(note, highlight=False, style="italic")
+
+
+def _field(cell: Cell, column: Column) -> str:
+    if cell.value is None:
+        return ""
+    if isinstance(cell.value, str):
+        return cell.value
+    text = f"{cell.value:{'+' if cell.signed else ''}.{column.digits}f}"
+    if cell.sd is not None:
+        text += f" ± {cell.sd:.{column.digits}f}"
+    return f"[bold]{text}[/bold]" if cell.rank == 1 else text
