@@ -212,10 +212,11 @@ def _run(tasks: Sequence[_Task], workers: int) -> Iterator[_Result]:
     if workers == 1:
         yield from map(_corrupt_image, tasks)
         return
-    # Fresh processes: a forked copy of a threaded torch can hang.
-    pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
-    )
+    # Not forked from here: a copy of a threaded torch can hang. A fork server imports torch once.
+    ways = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
+    context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
     try:
         futures: list[Future[_Result]] = [pool.submit(_corrupt_image, task) for task in tasks]
         for future in as_completed(futures):

@@ -89,9 +89,9 @@ def _sheet(number: int) -> Tensor:
         window = canvas[top : top + span, left : left + span]
         torch.maximum(window, crystals[kind], out=window)
     relief = canvas[span : span + _SIDE, span : span + _SIDE]
-    relief = relief / relief.std() + 0.5 * _clouds(random, 2, 160) + 0.3 * _clouds(random, 3, 20)
+    relief = relief / _spread(relief) + 0.5 * _clouds(random, 2, 160) + 0.3 * _clouds(random, 3, 20)
     relief = relief + 0.2 * random.normal(_SIDE * _SIDE, 4).view(_SIDE, _SIDE)
-    relief = (relief - relief.mean()) / relief.std()
+    relief = (relief - round(float(relief.double().mean()), 4)) / _spread(relief)
     tint, spread = _TINTS[number]
     levels = torch.tensor(tint, dtype=torch.float32).view(3, 1, 1) + spread * relief
     return levels.clamp_(0, 255).to(torch.uint8)
@@ -99,7 +99,7 @@ def _sheet(number: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _crystals(count: int = 160) -> Tensor:
-    """float32 [count, n, n]: spindles of random direction and length, with barbs off their spine."""
+    """float32 [count, n, n]: spindles of random direction and length, with barbs."""
     random = Streams.of(0, torch.tensor([0]), "crystals", torch.device("cpu"))
     angle = random.uniform(count, 0, 0, 2 * math.pi).view(-1, 1, 1)
     length = random.uniform(count, 1, 12, _REACH).view(-1, 1, 1)
@@ -111,6 +111,11 @@ def _crystals(count: int = 160) -> Tensor:
     body = (1 - (along.abs() + 4 * across) / length).clamp(min=0).sqrt()
     barbs = 0.65 + 0.35 * torch.sin(0.9 * along + 1.4 * across)
     return light * body * (barbs + torch.exp(-0.8 * across))
+
+
+def _spread(values: Tensor) -> float:
+    """Standard deviation, rounded: the order of summing, which threads change, must not show."""
+    return round(float(values.double().std()), 4)
 
 
 def _clouds(random: Streams, draw: int, scale: int) -> Tensor:

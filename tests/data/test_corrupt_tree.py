@@ -1,0 +1,210 @@
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from moetta.data.corrupt_tree import CorruptOptions, corrupt_tree, find_images
+from moetta.data.corruptions import CLASSICAL, corrupt
+
+NAMES = ("gaussian_noise", "jpeg_compression", "fog")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Two classes of three photographs of different shapes, one of them greyscale."""
+    src = tmp_path / "val"
+    for c in range(2):
+        folder = src / f"n0{c}"
+        folder.mkdir(parents=True)
+        for i in range(3):
+            y, x = np.mgrid[0 : 60 + 10 * i, 0 : 80 - 7 * i]
+            array = np.stack([y * 3, x * 3, (x + y) * (c + 1)], -1).astype(np.uint8)
+            picture = Image.fromarray(array)
+            if i == 2:
+                picture = picture.convert("L")
+            picture.save(folder / f"p{i}.png")
+    return src
+
+
+def options(source, dst, **changes):
+    base = {"only": NAMES, "severity": (1, 5), "workers": 1, "size": 32}
+    return CorruptOptions(src=source, dst=dst, **(base | changes))
+
+
+def run(*args, **kwargs):
+    text = io.StringIO()
+    summary = corrupt_tree(options(*args, **kwargs), Console(file=text))
+    return summary, text.getvalue()
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def test_layout_content_and_summary(source, tmp_path):
+    dst = tmp_path / "c"
+    summary, text = run(source, dst)
+    assert (summary.images, summary.written, summary.present) == (6, 36, 0)
+    assert summary.unreadable == ()
+    files = sorted(p.relative_to(dst).as_posix() for p in dst.rglob("*.JPEG"))
+    assert files == sorted(
+        f"{name}/{s}/n0{c}/p{i}.JPEG"
+        for name in NAMES
+        for s in (1, 5)
+        for c in (0, 1)
+        for i in range(3)
+    )
+    assert "36/36 files (100%)" in text
+    # The fourth image is n01/p0: what is on disk is what corrupt() gives for sample number 3.
+    assert find_images(source)[3] == "n01/p0.png"
+    picture = Image.open(source / "n01/p0.png").resize((49, 37), Image.Resampling.BILINEAR)
+    crop = np.array(picture.crop((8, 2, 40, 34)))
+    wanted = corrupt(torch.from_numpy(crop).permute(2, 0, 1)[None], "fog", 5, index=[3])
+    found = np.asarray(Image.open(dst / "fog/5/n01/p0.JPEG"), dtype=float)
+    assert found.shape == (32, 32, 3)
+    assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).mean() < 4  # JPEG at quality 85
+
+
+def test_defaults_are_those_of_imagenet_c(source, tmp_path):
+    plain = CorruptOptions(src=source, dst=tmp_path)
+    assert plain.only == CLASSICAL
+    assert (plain.severity, plain.size, plain.quality) == ((1, 2, 3, 4, 5), 224, 85)
+
+
+def test_resize_and_crop_are_torchvisions(source, tmp_path):
+    transforms = pytest.importorskip("torchvision.transforms")
+    pipeline = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
+    run(source, tmp_path / "c", only=("contrast",), severity=(1,), size=224, quality=100)
+    for relative in find_images(source):
+        image = pipeline(Image.open(source / relative).convert("RGB"))
+        batch = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+        wanted = corrupt(batch, "contrast", 1, index=[0])[0].permute(1, 2, 0).numpy()
+        found = Image.open((tmp_path / "c/contrast/1" / relative).with_suffix(".JPEG"))
+        assert np.abs(np.asarray(found, dtype=float) - wanted).mean() < 1.5
+
+
+def test_size_zero_keeps_the_size(source, tmp_path):
+    run(source, tmp_path / "c", only=("contrast",), severity=(1,), size=0)
+    with Image.open(tmp_path / "c/contrast/1/n00/p1.JPEG") as picture:
+        assert picture.size == (73, 70)
+
+
+def test_second_run_adds_only_what_is_missing(source, tmp_path):
+    dst = tmp_path / "c"
+    run(source, dst, severity=(1,))
+    gone = dst / "fog/1/n00/p0.JPEG"
+    stamps = {p: p.stat().st_mtime_ns for p in dst.rglob("*.JPEG")}
+    data = gone.read_bytes()
+    gone.unlink()
+    leftover = dst / "fog/1/n00/.p0.JPEG.123.part"
+    leftover.write_bytes(b"half")
+    summary, _ = run(source, dst)
+    assert (summary.written, summary.present) == (19, 17)
+    assert gone.read_bytes() == data
+    assert not leftover.exists()
+    assert all(p.stat().st_mtime_ns == t for p, t in stamps.items() if p != gone)
+
+
+def test_killed_and_resumed_in_parallel_equals_uninterrupted_in_one(source, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(source, whole, severity=(1, 2, 3, 4, 5))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from moetta.data.corrupt_tree import *\n"
+        "if __name__ == '__main__':\n"
+        "    corrupt_tree(CorruptOptions(src=Path(sys.argv[1]), dst=Path(sys.argv[2]), size=32,\n"
+        f"        only={NAMES!r}, severity=(1, 2, 3, 4, 5), workers=2))\n"
+    )
+    script = tmp_path / "job.py"
+    script.write_text(code)
+    job = subprocess.Popen(
+        [sys.executable, script, source, broken],
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        limit = time.monotonic() + 120
+        while len(list(broken.rglob("*.JPEG"))) < 5:
+            assert job.poll() is None, "ended before it could be killed"
+            assert time.monotonic() < limit
+            time.sleep(0.002)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    time.sleep(0.5)  # the workers notice that their parent is gone
+    done = list(broken.rglob("*.JPEG"))
+    for path in done:
+        assert path.read_bytes() == (whole / path.relative_to(broken)).read_bytes()
+    summary, _ = run(source, broken, severity=(1, 2, 3, 4, 5), workers=2)
+    assert 5 <= summary.present == len(done)
+    assert tree(broken) == tree(whole)
+
+
+class TestUnreadable:
+    @pytest.fixture
+    def spoilt(self, source):
+        (source / "n00/a.jpg").write_bytes(b"not an image")
+        whole = (source / "n00/p0.png").read_bytes()
+        (source / "n01/z.png").write_bytes(whole[: len(whole) // 2])
+        return source
+
+    def test_skipped_named_and_counted(self, spoilt, tmp_path):
+        summary, text = run(spoilt, tmp_path / "c")
+        assert [name for name, _ in summary.unreadable] == ["n00/a.jpg", "n01/z.png"]
+        assert summary.written == 36
+        assert "n00/a.jpg" in text
+        assert "n01/z.png" in text
+
+    def test_fatal_on_request(self, spoilt, tmp_path):
+        with pytest.raises(ValueError, match=r"n00.a\.jpg.*on_error"):
+            run(spoilt, tmp_path / "c", on_error="fail")
+
+    def test_too_small_an_image_is_named(self, source, tmp_path):
+        Image.new("RGB", (20, 40)).save(source / "n00/tiny.png")
+        summary, _ = run(source, tmp_path / "c", size=0, severity=(1,))
+        assert "20 x 40" in summary.unreadable[0][1]
+
+
+class TestRefusals:
+    def refuse(self, source, dst, error, message, **changes):
+        with pytest.raises(error, match=message):
+            run(source, dst, **changes)
+
+    def test_options(self, source, tmp_path):
+        dst = tmp_path / "c"
+        self.refuse(source, dst, ValueError, "did you mean snow", only=("snwo",))
+        self.refuse(source, dst, ValueError, "at least one", only=())
+        self.refuse(source, dst, ValueError, "within 1 .. 5", severity=(1, 6))
+        self.refuse(source, dst, ValueError, "at least 28", size=20)
+        self.refuse(source, dst, ValueError, "quality", quality=0)
+        self.refuse(source, dst, ValueError, "workers", workers=-1)
+        self.refuse(source, dst, FileNotFoundError, r"frost1\.png", frost_folder=tmp_path)
+        assert not dst.exists()
+
+    def test_folders(self, source, tmp_path):
+        self.refuse(tmp_path / "none", tmp_path / "c", FileNotFoundError, "not a folder")
+        self.refuse(source, source / "c", ValueError, "outside")
+        (tmp_path / "empty").mkdir()
+        self.refuse(tmp_path / "empty", tmp_path / "c", ValueError, "holds no image")
+        assert not (tmp_path / "c").exists()
+
+    def test_two_images_for_one_name(self, source, tmp_path):
+        Image.new("RGB", (40, 40)).save(source / "n00/p0.bmp")
+        self.refuse(source, tmp_path / "c", ValueError, "would both become")
+
+    def test_other_settings_in_a_begun_target(self, source, tmp_path):
+        run(source, tmp_path / "c", severity=(1,))
+        self.refuse(source, tmp_path / "c", ValueError, "seed differ", seed=1)
+        (source / "n00/p9.png").write_bytes((source / "n00/p1.png").read_bytes())
+        self.refuse(source, tmp_path / "c", ValueError, "images, names differ")
