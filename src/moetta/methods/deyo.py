@@ -73,7 +73,7 @@ class DeYO(NormAffineAdapter):
             step.skipped = "no sample below the entropy filter"
             return step
         drop = torch.zeros_like(entropies)
-        drop[sure] = self._drop(inputs.select(sure), logits.detach()[sure])
+        drop[sure] = self._drop(inputs.select(sure), logits.detach()[sure]).to(drop.dtype)
         step.forwards += count
         step.selected = selected = sure & (drop > config.plpd)
         if not selected.any():
