@@ -150,10 +150,13 @@ class Adapter:
 
     def train(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
         """Make these parameters trainable, with memory of their own; returns them."""
+        known = {id(parameter) for parameter in self.trained.values()}
         for name, parameter in parameters:
             self._surgery.own(name, parameter)
             parameter.requires_grad_(True)
-            self.trained[name] = parameter
+            if id(parameter) not in known:  # layers may share one; it is stepped once
+                known.add(id(parameter))
+                self.trained[name] = parameter
         return list(self.trained.values())
 
     def generator(self, stream: int = 0) -> torch.Generator:
