@@ -141,6 +141,16 @@ def test_balance_loss_can_be_below_one():
     assert loss == pytest.approx(0.8933, abs=5e-5)
 
 
+@pytest.mark.parametrize("n", [2, 5, 9])
+def test_how_far_below_one_docs_theory_says(n):
+    # A share 1 - (n - 1)/(2n) of the batch is undecided and takes expert 0, the rest are sure.
+    undecided, sure = n + 1, n - 1
+    p = torch.cat([torch.full((undecided, n), 1 / n), torch.eye(n)[1:]]).double()
+    experts = torch.cat([torch.zeros(undecided), torch.arange(1, n)]).long()[:, None]
+    assert len(p) == undecided + sure
+    assert balance_loss(Routing(p, experts)).item() == pytest.approx(1 - (n - 1) / (4 * n))
+
+
 def test_balance_loss_of_a_uniform_router_is_one():
     p = torch.full((8, 4), 0.25)
     experts = torch.arange(8)[:, None] % 4
