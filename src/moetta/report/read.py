@@ -1,0 +1,138 @@
+"""Reading results folders: what can be read is returned, what cannot is named."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from moetta.bench.results import Run, load_run
+
+# The columns without which a file is of no use.
+COLUMNS = {
+    "steps": ("step", "samples", "correct"),
+    "domains": ("domain", "quarter", "samples", "correct"),
+    "experts": ("step_bucket", "layer", "domain", "expert", "count"),
+    "similarity": ("step", "layer", "weight_cosine", "bias_cosine"),
+}
+EVERY_RUN_HAS = ("steps", "domains")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A folder, or a file in one, that could not be used.
+
+    Attributes:
+        path: Which.
+        reason: Why, and what to do.
+        lost: Whether the whole run is missing from the report.
+    """
+
+    path: Path
+    reason: str
+    lost: bool = True
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The run folders among and below the given folders, sorted, each once.
+
+    Raises:
+        FileNotFoundError: A path does not exist or is not a folder.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            what = "is not a folder" if path.exists() else "does not exist"
+            raise FileNotFoundError(f"{path} {what}; name results folders, such as runs/")
+        for folder, inner, files in os.walk(path):
+            if "card.json" in files or "summary.json" in files or "checkpoint" in inner:
+                found.setdefault(Path(folder).resolve(), Path(folder))
+                inner.clear()  # what lies in a run is its own
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+    return sorted(found.values())
+
+
+def load(paths: Iterable[Path]) -> tuple[list[Run], list[Failure]]:
+    """All finished runs below the given folders, and what could not be read.
+
+    Raises:
+        FileNotFoundError: A path is not a folder.
+    """
+    runs: list[Run] = []
+    failures: list[Failure] = []
+    for folder in find_runs(paths):
+        try:
+            run = load_run(folder)
+            _check(run)
+        except FileNotFoundError:
+            reason = "unfinished: it has no summary.json; the command that began it resumes it"
+            failures.append(Failure(folder, reason))
+        except (ValueError, OSError) as error:
+            failures.append(Failure(folder, str(error)))
+        else:
+            runs.append(run)
+            failures += _damaged_frames(run)
+    return runs, failures
+
+
+def frame(run: Run, name: str) -> pl.DataFrame | None:
+    """A table of a run; None where it has none that can be used."""
+    try:
+        return _frame(run, name)
+    except (ValueError, OSError):
+        return None
+
+
+def number(run: Run, *path: str) -> float | None:
+    """A figure of the summary, found by its keys from the outside in; None if absent or not finite.
+
+    >>> number(Run(Path(), {}, {"cost": {"seconds": 2}}), "cost", "seconds")
+    2.0
+    """
+    value: Any = run.summary
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _check(run: Run) -> None:
+    accuracy = number(run, "accuracy")
+    if accuracy is None or not 0 <= accuracy <= 1:
+        found = run.summary["accuracy"]
+        raise ValueError(f"summary.json: accuracy must lie between 0 and 1, not {found!r}")
+
+
+def _damaged_frames(run: Run) -> list[Failure]:
+    failures = []
+    for name in COLUMNS:
+        path = run.folder / f"{name}.parquet"
+        if not path.exists() and name not in EVERY_RUN_HAS:
+            continue
+        try:
+            _frame(run, name)
+        except FileNotFoundError:
+            failures.append(Failure(path, "missing; the rest of the run is shown", lost=False))
+        except (ValueError, OSError) as error:
+            reason = f"{error}; the rest of the run is shown"
+            failures.append(Failure(path, reason, lost=False))
+    return failures
+
+
+def _frame(run: Run, name: str) -> pl.DataFrame:
+    try:
+        found = run.frame(name)
+    except pl.exceptions.PanicException as error:  # no subclass of Exception
+        raise ValueError(f"{run.folder / name}.parquet is damaged: {error}") from None
+    missing = [column for column in COLUMNS[name] if column not in found.columns]
+    if missing:
+        raise ValueError(f"it lacks the columns {', '.join(missing)}")
+    if found.is_empty():
+        raise ValueError("it has no rows")
+    return found
