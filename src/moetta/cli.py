@@ -31,6 +31,9 @@ COMMANDS = {
         "moetta.bench.reproduce", "Reproduce", "reproduce", "a table or figure of the paper"
     ),
     "results": Command("moetta.bench.show", "Results", "results", "finished runs in a table"),
+    "report": Command(
+        "moetta.report", "ReportOptions", "report_command", "finished runs on a page with figures"
+    ),
     "methods": Command("moetta.listing", "Methods", "methods", "the methods and their settings"),
     "models": Command("moetta.bench.catalogue", "Models", "models", "the models that need no path"),
     "doctor": Command(
