@@ -55,7 +55,7 @@ def assert_same(one: Path, other: Path) -> None:
             assert a == b
 
 
-@pytest.mark.parametrize("method", ["moetta", "eata", "cotta", "sar", "becotta", "mgtta"])
+@pytest.mark.parametrize("method", ["moetta", "eata", "cotta", "mgtta"])
 def test_stopped_between_batches(method: str, tmp_path: Path) -> None:
     cell = replace(CELL, method=method, limit=96, source_images=32)
     whole = finish(cell, tmp_path / "whole")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from timm.models.convnext import ConvNeXt
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -16,6 +17,12 @@ def vit() -> nn.Module:
     with torch.no_grad():  # entropies spread out, or filters would choose all samples or none
         model.head.weight.normal_(0, 0.8)
     return model
+
+
+def convnext() -> nn.Module:
+    """A ConvNeXt of the same kind."""
+    torch.manual_seed(8)
+    return ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=100)
 
 
 def no_model() -> str:

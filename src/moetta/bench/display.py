@@ -61,7 +61,7 @@ class Lines(Display):
     def begin(self, cells: Sequence[Cell]) -> None:
         """Say how many there are."""
         self.total = len(cells)
-        print(f"{self.total} runs", flush=True)
+        print(f"{self.total} run{'s' if self.total > 1 else ''}", flush=True)
 
     def update(self, cell: Cell, news: Progress) -> None:
         """Say where a cell is, unless that was said a moment ago."""

@@ -102,8 +102,8 @@ def _weights(name: str) -> Finding:
         return Finding(topic, None, f"not here; moetta train-source {name} makes them")
     try:
         sources.load(name)
-    except ValueError as error:
-        return Finding(topic, False, str(error))
+    except (ValueError, RuntimeError) as error:  # another file, or another network's weights
+        return Finding(topic, False, str(error).splitlines()[0])
     return Finding(topic, True, f"sha256 {sources.card(name)['sha256'][:16]}, as on its card")
 
 

@@ -55,10 +55,10 @@ def _present(setting: Setting, _: Found, folder: Path) -> list[Table]:
     pictures.heat_map(folder / "gradient-cosine", cosines.tolist(), names, names, label="cosine")
     off = (cosines.sum(1) - 1) / (len(names) - 1)
     rows = [
-        [Entry(str(i)), Entry(name), Entry(float(off[i])), *map(Entry, cosines[i].tolist())]
+        [Entry(f"{i} {name}"), Entry(float(off[i])), *map(Entry, cosines[i].tolist())]
         for i, name in enumerate(names)
     ]
-    columns = [Column(""), Column("domain"), Column("mean with others")]
+    columns = [Column("domain"), Column("mean with others")]
     columns += [Column(str(i)) for i in range(len(names))]
     mean = float(lower.mean())
     caption = (

@@ -1,0 +1,92 @@
+"""Cells: what their settings come to, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetta import sources
+from moetta.bench.cell import PAPER_MODELS, Cell, grid, parse_overrides, settings
+
+CELL = Cell("moetta", "classical", "digits-vit")
+VIT = next(iter(PAPER_MODELS))
+
+
+def test_shipped_models_start_from_what_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moetta.bench.cell.tuned", lambda model, method: {"lr": 0.123})
+    name, config = settings(CELL)
+    assert (name, config.lr) == ("tuned", 0.123)  # type: ignore[attr-defined]
+    name, config = settings(replace(CELL, overrides=(("lr", 0.5),)))
+    assert config.lr == 0.5  # type: ignore[attr-defined]
+    name, config = settings(replace(CELL, preset="released"))
+    assert (name, config.lr) == ("released", 1e-3)  # type: ignore[attr-defined]
+
+
+def test_paper_models_start_from_the_paper(tmp_path: Path) -> None:
+    cell = replace(CELL, model=VIT, data=str(tmp_path))
+    name, config = settings(cell)
+    assert (name, config.experts, config.balance) == ("paper", 9, 0.2)  # type: ignore[attr-defined]
+    for stream in ("potpourri", "potpourri+"):
+        name, config = settings(replace(cell, stream=stream))
+        assert name == "potpourri"
+        assert (config.experts, config.balance) == (11, 0.5)  # type: ignore[attr-defined]
+
+
+def test_the_seed_is_the_methods_too() -> None:
+    assert settings(replace(CELL, seed=7))[1].seed == 7
+    assert settings(replace(CELL, seed=7, overrides=(("seed", 3),)))[1].seed == 3
+
+
+def test_every_tuned_setting_is_valid() -> None:
+    for model in sources.RECIPES:
+        for method in ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta"):
+            settings(Cell(method, "classical", model))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "moeta"}, "did you mean 'moetta'"),
+        ({"stream": "clasical"}, "did you mean 'classical'"),
+        ({"stream": "cifar10-c"}, "needs --data"),
+        ({"overrides": (("learning_rate", 1),)}, "no field 'learning_rate'"),
+        ({"overrides": (("expert", 1),)}, "did you mean 'experts'"),
+        ({"overrides": (("experts", 0),)}, "experts must be"),
+        ({"preset": "papier"}, "did you mean 'paper'"),
+    ],
+)
+def test_wrong_names(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(CELL, **change).check()  # type: ignore[arg-type]
+
+
+def test_missing_paths() -> None:
+    with pytest.raises(FileNotFoundError, match=r"imagenet-c.*docs/data\.md"):
+        replace(CELL, data="nowhere").check()
+    with pytest.raises(FileNotFoundError, match="mixture file"):
+        replace(CELL, stream="nowhere.toml").check()
+
+
+def test_overrides() -> None:
+    texts = ["lr=1e-3", "experts=11", "select=False", "frozen=0-3", "betas=[0.9, 0.99]", "mgg=none"]
+    assert parse_overrides(texts) == (
+        ("lr", 1e-3),
+        ("experts", 11),
+        ("select", False),
+        ("frozen", "0-3"),
+        ("betas", (0.9, 0.99)),
+        ("mgg", None),
+    )
+    with pytest.raises(ValueError, match="field=value"):
+        parse_overrides(["lr"])
+
+
+def test_a_grid_is_the_product() -> None:
+    cells = grid(method=["tent", "sar"], seed=[1, 2, 3], stream="classical", model="m")
+    assert [(c.method, c.seed) for c in cells] == [
+        (m, s) for m in ("tent", "sar") for s in (1, 2, 3)
+    ]
+    with pytest.raises(ValueError, match="did you mean 'method'"):
+        grid(methods=["tent"])

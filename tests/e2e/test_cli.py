@@ -1,0 +1,143 @@
+"""The commands as users call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moetta.cli import COMMANDS, main
+
+TINY = Path(__file__).parents[1] / "bench"
+MODEL = "tiny_models:vit"
+
+
+@pytest.fixture(autouse=True)
+def _find_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TINY))
+
+
+def run_tiny(out: Path, *more: str) -> int:
+    small = ["--limit", "64", "--batch-size", "16", "--threads", "1"]
+    return main(
+        ["run", "--model", MODEL, "--stream", "classical", *small, "--out", str(out), *more]
+    )
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert f"moetta {command}" in text
+    assert "default" in text
+
+
+def test_run_then_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "runs"
+    assert run_tiny(out, "--method", "noadapt", "tent", "--seeds", "1", "2") == 0
+    assert "tent" in capsys.readouterr().out
+    assert main(["results", str(out), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["method"], row["seeds"]) for row in rows} == {("noadapt", 2), ("tent", 2)}
+    assert main(["results", str(out), "--filter", "method=tent", "--sort", "time"]) == 0
+    shown = capsys.readouterr().out
+    assert "tent" in shown
+    assert "noadapt  " not in shown
+    assert main(["results", str(out), "--by-domain"]) == 0
+    assert "c/gaussian_noise" in capsys.readouterr().out
+
+
+def test_results_with_a_broken_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_tiny(tmp_path, "--method", "noadapt", "tent") == 0
+    broken = next(tmp_path.glob("*tent*/summary.json"))
+    broken.write_text("{")
+    capsys.readouterr()
+    assert main(["results", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert "noadapt" in output.out
+    assert str(broken) in output.err
+
+
+def test_set_changes_the_configuration(tmp_path: Path) -> None:
+    assert run_tiny(tmp_path, "--method", "noadapt", "moetta", "--set", "lr=0.5", "experts=3") == 0
+    (folder,) = tmp_path.glob("*moetta*")
+    card = json.loads((folder / "card.json").read_text())
+    assert (card["config"]["lr"], card["config"]["experts"]) == (0.5, 3)
+    assert card["variant"] == "lr=0.5,experts=3"
+
+
+def test_json_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_tiny(tmp_path, "--method", "tent", "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (events[0]["event"], events[-1]["event"]) == ("begin", "end")
+    assert events[-1]["summary"]["samples"] == 64
+    assert Path(events[-1]["folder"]).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "moeta"], "did you mean 'moetta'"),
+        (["--set", "expert=3"], "did you mean 'experts'"),
+        (["--stream", "potpouri"], "did you mean 'potpourri"),
+        (["--model", "digits-vitt"], "did you mean 'digits-vit'"),
+        (["--data", "nowhere"], "no data folder nowhere"),
+        (["--workers", "0"], "workers must be at least 1"),
+        (["--mean", "0", "0", "0"], "--mean and --std together"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_tiny(tmp_path / "out", *arguments) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*/summary.json"))
+
+
+def test_models_and_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["models", "--json"]) == 0
+    assert "digits-vit" in [row["model"] for row in json.loads(capsys.readouterr().out)]
+    assert main(["doctor", "--json", "--data", str(tmp_path)]) == 0
+    found = {f["topic"]: f for f in json.loads(capsys.readouterr().out)}
+    assert found["self-test"]["good"]
+    assert "imagenet" in found["imagenet-val"]["text"].lower()
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["demo", "--model", MODEL, "--limit", "64", "--out", str(tmp_path / "d")]
+    assert main([*arguments, "--stream", "classical", "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    for method in ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta", "moetta"):
+        assert method in shown
+    assert (tmp_path / "d" / "report.html").stat().st_size > 1000
+
+
+def test_ctrl_c_stops_cleanly_and_resumes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moetta.cli", "run", "--model", MODEL, "--method", "moetta"]
+    command += ["--stream", "classical", "--limit", "1200", "--batch-size", "4", "--threads", "1"]
+    command += ["--json", "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(TINY)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "begin"
+    assert json.loads(process.stdout.readline())["event"] == "progress"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert json.loads(out.splitlines()[-1])["resume"] == "run the same command again"
+    assert "Traceback" not in err
+    (checkpoint,) = tmp_path.glob("*/checkpoint/progress.json")
+    step = json.loads(checkpoint.read_text())["step"]
+    assert 0 < step < 300
+    assert main(command[3:]) == 0
+    (summary,) = tmp_path.glob("*/summary.json")
+    assert json.loads(summary.read_text())["samples"] == 1200
