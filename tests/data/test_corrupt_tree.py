@@ -116,25 +116,26 @@ def test_second_run_adds_only_what_is_missing(source, tmp_path):
     assert all(p.stat().st_mtime_ns == t for p, t in stamps.items() if p != gone)
 
 
-def test_killed_and_resumed_in_parallel_equals_uninterrupted_in_one(source, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(source, whole, severity=(1, 2, 3, 4, 5))
-    code = (
+def test_workers_and_sigkill_do_not_change_the_result(source, tmp_path):
+    whole, parallel, broken = tmp_path / "whole", tmp_path / "parallel", tmp_path / "broken"
+    every = (1, 2, 3, 4, 5)
+    run(source, whole, severity=every)
+    script = tmp_path / "job.py"
+    script.write_text(
         "import sys; from pathlib import Path\n"
         "from moetta.data.corrupt_tree import *\n"
         "if __name__ == '__main__':\n"
-        "    corrupt_tree(CorruptOptions(src=Path(sys.argv[1]), dst=Path(sys.argv[2]), size=32,\n"
-        f"        only={NAMES!r}, severity=(1, 2, 3, 4, 5), workers=2))\n"
+        "    for dst in sys.argv[2:]:\n"
+        "        corrupt_tree(CorruptOptions(src=Path(sys.argv[1]), dst=Path(dst), size=32,\n"
+        f"            only={NAMES!r}, severity={every!r}, workers=2))\n"
     )
-    script = tmp_path / "job.py"
-    script.write_text(code)
     job = subprocess.Popen(
-        [sys.executable, script, source, broken],
+        [sys.executable, script, source, parallel, broken],
         stderr=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     try:
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 250
         while len(list(broken.rglob("*.JPEG"))) < 5:
             assert job.poll() is None, "ended before it could be killed"
             assert time.monotonic() < limit
@@ -142,11 +143,12 @@ def test_killed_and_resumed_in_parallel_equals_uninterrupted_in_one(source, tmp_
     finally:
         job.send_signal(signal.SIGKILL)
         job.wait()
+    assert tree(parallel) == tree(whole)
     time.sleep(0.5)  # the workers notice that their parent is gone
     done = list(broken.rglob("*.JPEG"))
     for path in done:
         assert path.read_bytes() == (whole / path.relative_to(broken)).read_bytes()
-    summary, _ = run(source, broken, severity=(1, 2, 3, 4, 5), workers=2)
+    summary, _ = run(source, broken, severity=every)
     assert 5 <= summary.present == len(done)
     assert tree(broken) == tree(whole)
 
