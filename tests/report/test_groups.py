@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from moetta.report import contents
+from moetta.report.figures import chosen
 from moetta.report.groups import Setting, settings
 from moetta.report.headline import headline
 from moetta.report.read import frame, load, number
@@ -88,6 +89,10 @@ def test_other_streams_and_models_are_no_mixture(tmp_path: Path) -> None:
     made, _ = settings(runs)
     assert len(made) == 6
     assert sum(len(group.runs) for s in made for group in s.groups) == 102
+    drawn = chosen(made[-1].groups)
+    assert len(drawn) == 9
+    assert drawn[0] is made[-1].groups[0]
+    assert {"noadapt", "moetta", "tent"} <= {g.method for g in drawn if not g.variant}
     labels = [group.label for group in made[-1].groups]
     assert len(set(labels)) == len(labels) == 57
 

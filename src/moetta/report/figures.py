@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from moetta.report.groups import Group
 
@@ -90,10 +91,14 @@ def styles(groups: Sequence[Group]) -> dict[str, Style]:
 
 
 def chosen(groups: Sequence[Group]) -> list[Group]:
-    """The groups drawn in colour, best first: the unadapted, MoETTA, and the best of the others."""
-    always = [g for g in groups if g.method in ("noadapt", "moetta") and not g.variant][:2]
-    others = [g for g in groups if g not in always][: SHOWN - len(always)]
-    return [g for g in groups if g in always or g in others]
+    """The groups drawn in colour, best first: the best, the methods as they are, then variants."""
+    if len(groups) <= SHOWN:
+        return list(groups)
+    rest = sorted(
+        groups[1:], key=lambda g: (g.variant is not None, g.method not in ("noadapt", "moetta"))
+    )
+    ranked = [groups[0], *rest]
+    return [group for group in groups if group in ranked[:SHOWN]]
 
 
 @contextmanager
@@ -134,7 +139,9 @@ def look() -> Iterator[None]:
 
 def canvas(height: float, width: float = WIDTH) -> Canvas:
     """An empty figure that no global state knows of."""
-    figure = Canvas(figsize=(width, height), layout="constrained")
+    # The browser's letters may be a little wider than those measured here: hence the padding.
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
+    figure = Canvas(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)  # measures text, which placing labels needs
     return figure
 

@@ -69,6 +69,12 @@ class Group:
         """What was changed in the method, if anything."""
         return self.runs[0].variant or None
 
+    @property
+    def short(self) -> str:
+        """The label where there is little room: a variant without its method."""
+        _, dot, tail = self.label.partition(" · ")
+        return tail if dot else self.label
+
     def stat(self, *path: str, scale: float = 1.0) -> Stat | None:
         """A figure of the summaries, found by its keys; None if no run has it."""
         values = [v * scale for run in self.runs if (v := number(run, *path)) is not None]

@@ -12,6 +12,7 @@ from moetta.report.contents import domain_accuracy, domain_names
 from moetta.report.figures import (
     FAINT,
     INK,
+    STYLES,
     WIDTH,
     Picture,
     canvas,
@@ -25,6 +26,7 @@ from moetta.report.read import frame
 
 WINDOW = 1000  # images that a point of the curve should stand for
 POINTS = 40
+COVERS = 10.0  # the cost of a label on another
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -36,7 +38,8 @@ def over_stream(setting: Setting) -> Picture | None:
         return None
     main = chosen([group for group in setting.groups if group.label in curves])
     style = styles(main)
-    figure = canvas(3.6)
+    rows = len(main) if max(len(group.short) for group in main) > 26 else len(main) / 2
+    figure = canvas(2.7 + 0.17 * rows)  # the legend takes its own room
     axes = figure.subplots()
     others = [label for label in curves if label not in style]
     for place, label in enumerate(others):
@@ -56,7 +59,7 @@ def over_stream(setting: Setting) -> Picture | None:
             color=look.color,
             linestyle=look.dash,
             linewidth=look.width,
-            label=group.label,
+            label=group.short,
             zorder=3 if group.method == "moetta" else 2,
             marker=look.marker,
             markersize=4.5,
@@ -75,10 +78,14 @@ def over_stream(setting: Setting) -> Picture | None:
     return picture(
         f"stream-{slug(setting.model, setting.stream)}",
         "Accuracy over the stream",
-        f"Each point is the accuracy in a window of about {window:,.0f} images, mean over seeds.",
+        f"Each point is the accuracy in a window of about {window:,.0f} images{_seeds(main)}.",
         f"Lines of accuracy along the stream. In the last window: {ends}.",
         figure,
     )
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    return ", mean over seeds" if any(len(group.runs) > 1 for group in groups) else ""
 
 
 def _curve(group: Group, column: str) -> Curve | None:
@@ -117,25 +124,20 @@ def pareto(setting: Setting) -> Picture | None:
     axes = figure.subplots()
     main = chosen([group for group, _, _ in points])
     style = styles(main)
-    front: list[tuple[float, float]] = []
-    for _, x, accuracy in sorted(points, key=lambda p: (p[1], -p[2].mean)):
-        if not front or accuracy.mean > front[-1][1]:
-            front.append((x, accuracy.mean))
     base = setting.baseline
-    if not any(group.method == "noadapt" for group, _, _ in points) and base is not None:
-        axes.axhline(base.mean, color=FAINT, linestyle=":", linewidth=1)
-        axes.annotate(
-            "No adaptation",
-            (1, base.mean),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-        )
+    alone = base is not None and not any(group.method == "noadapt" for group, _, _ in points)
+    spots = [(x, accuracy.mean) for _, x, accuracy in points]
+    named = []
+    if alone and base is not None:  # the runs measured it, though it has none of its own
+        spots.append((1.0, base.mean))
+        named.append(("No adaptation", 1.0, base.mean))
+        axes.plot(1.0, base.mean, color=STYLES["noadapt"][0], marker="o", markersize=6.5)
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(spots, key=lambda spot: (spot[0], -spot[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
     if len(front) > 1:
         axes.step(*zip(*front, strict=True), where="post", color=FAINT, linewidth=1.2, zorder=1)
-    named = []
     for group, x, accuracy in points:
         look = style.get(group.label)
         color, marker = (look.color, look.marker) if look else (FAINT, ".")
@@ -151,7 +153,7 @@ def pareto(setting: Setting) -> Picture | None:
             zorder=3 if look else 1,
         )
         if look:
-            named.append((group.label, x, accuracy.mean))
+            named.append((group.short, x, accuracy.mean))
     times = [x for _, x, _ in points]
     if max(times) / max(min(times), 1e-9) > 3:
         axes.set_xscale("log")
@@ -169,13 +171,13 @@ def pareto(setting: Setting) -> Picture | None:
     axes.set_ylabel("Accuracy, %")
     _label_points(figure, axes, named)
     told = ", ".join(f"{g.label} {x:.1f} times, {a.mean:.1f} %" for g, x, a in points if g in main)
-    others = len(points) - len(named)
+    others = len(points) - len(main)
+    bars = " Bars are the sd over seeds." if any(a.sd is not None for *_, a in points) else ""
     grey = f" The {others} others are grey dots." if others else ""
     return picture(
         f"pareto-{slug(setting.model, setting.stream)}",
         "Cost against accuracy",
-        "Up and to the left is better; the line joins what nothing beats in both. "
-        f"Bars are the sd over seeds.{grey}",
+        f"Up and to the left is better; the line joins what nothing beats in both.{bars}{grey}",
         f"Time against accuracy: {told}.",
         figure,
     )
@@ -205,7 +207,7 @@ def _label_points(figure: Any, axes: Any, points: Sequence[tuple[str, float, flo
                 color=INK,
             )
             box = text.get_window_extent(renderer).expanded(1.02, 1.05)
-            cost = sum(box.overlaps(other) for other in placed) * 10.0
+            cost = sum(box.overlaps(other) for other in placed) * COVERS
             cost += 6.0 * sum(box.contains(*spot) for spot in spots)
             inside = frame_box.x0 <= box.x0 and box.x1 <= frame_box.x1
             cost += 0 if inside and frame_box.y0 <= box.y0 and box.y1 <= frame_box.y1 else 8.0
@@ -217,7 +219,11 @@ def _label_points(figure: Any, axes: Any, points: Sequence[tuple[str, float, flo
                 text.remove()
             if least == 0:
                 break
-        if best is not None:
+        if best is None:
+            continue
+        if least >= COVERS:  # better no name than two that nobody can read
+            best[0].remove()
+        else:
             placed.append(best[1])
 
 
@@ -243,13 +249,13 @@ def _gains(setting: Setting, names: list[str], base: Group, groups: list[Group])
     )
     limit = max(1.0, float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0)
     figure = heat_map(
-        values, names, [g.label for g in groups], "Gain, points", "PuOr", (-limit, limit), "+.1f"
+        values, names, [g.short for g in groups], "Gain, points", "PuOr", (-limit, limit), "+.1f"
     )
     means = ", ".join(f"{g.label} {np.nanmean(values[:, i]):+.1f}" for i, g in enumerate(groups))
     return picture(
         f"gains-{slug(setting.model, setting.stream)}",
         "Gain by domain",
-        "Points of accuracy gained over no adaptation in each domain, mean over seeds: "
+        f"Points of accuracy gained over no adaptation in each domain{_seeds(groups)}: "
         "purple gains, orange loses.",
         f"Heat map of gains over no adaptation by domain. Means over domains: {means}.",
         figure,
@@ -272,7 +278,11 @@ def _quarters(setting: Setting, names: list[str], group: Group) -> Picture | Non
             right = sum(int(f["correct"].sum()) for f in hits)
             values[row, quarter] = 100 * right / samples if samples else np.nan
     columns = [f"Quarter {number}" for number in range(1, 5)]
-    figure = heat_map(values, names, columns, "Accuracy, %", "cividis", (0, 100), ".1f")
+    known_values = values[np.isfinite(values)]
+    if not known_values.size:
+        return None
+    limits = 10 * np.floor(known_values.min() / 10), 10 * np.ceil(known_values.max() / 10)
+    figure = heat_map(values, names, columns, "Accuracy, %", "cividis", limits, ".1f")
     return picture(
         f"quarters-{slug(setting.model, setting.stream)}",
         "Accuracy by domain and quarter of the stream",
@@ -305,7 +315,7 @@ def heat_map(
     axes.spines[:].set_visible(False)
     names = [name if len(name) <= 24 else f"{name[:22]}…" for name in rows]
     axes.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=7.5 if tall > 0.2 else 6)
-    heads = [name if len(name) <= 18 else f"{name[:16]}…" for name in columns]
+    heads = [name if len(name) <= 22 else f"{name[:20]}…" for name in columns]
     turned = max(map(len, heads)) * len(heads) > 40
     axes.set_xticks(
         np.arange(len(columns)) + 0.5,

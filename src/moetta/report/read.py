@@ -73,7 +73,7 @@ def load(paths: Iterable[Path]) -> tuple[list[Run], list[Failure]]:
             reason = "unfinished: it has no summary.json; the command that began it resumes it"
             failures.append(Failure(folder, reason))
         except (ValueError, OSError) as error:
-            failures.append(Failure(folder, str(error)))
+            failures.append(Failure(folder, _brief(error, folder)))
         else:
             runs.append(run)
             failures += _damaged_frames(run)
@@ -120,9 +120,14 @@ def _damaged_frames(run: Run) -> list[Failure]:
         except FileNotFoundError:
             failures.append(Failure(path, "missing; the rest of the run is shown", lost=False))
         except (ValueError, OSError) as error:
-            reason = f"{error}; the rest of the run is shown"
+            reason = f"{_brief(error, run.folder)}; the rest of the run is shown"
             failures.append(Failure(path, reason, lost=False))
     return failures
+
+
+def _brief(error: Exception, folder: Path) -> str:
+    """The message without the folder's path, which the reader has already."""
+    return str(error).replace(f"{folder}{os.sep}", "").splitlines()[0]
 
 
 def _frame(run: Run, name: str) -> pl.DataFrame:

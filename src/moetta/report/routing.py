@@ -72,8 +72,8 @@ def expert_pictures(setting: Setting) -> list[Picture]:
     for group in shown:
         found = routing(group.runs[0])
         if found is not None:
-            made += [_who_gets_what(setting, group, found), _information(setting, group, found)]
-            made.append(_load(setting, group, found))
+            made += [_who_gets_what(setting, group, found), _load(setting, group, found)]
+            made.append(_information(setting, group, found))
         made.append(_similarity(setting, group))
     return [item for item in made if item is not None]
 
@@ -118,7 +118,7 @@ def _who_gets_what(setting: Setting, group: Group, found: Routing) -> Picture | 
     )
     return picture(
         _name("domains-to-experts", setting, group),
-        "Which domains go to which expert",
+        f"{group.label}: which domains go to which expert",
         f"{_whose(group)}, layer {found.layers[layer]}: the layer whose routing depends most on "
         f"the domain. An image's domain tells {bits[layer]:.2f} bits of its expert, of at most "
         f"{most:.2f}; if the router ignored the domain, all rows would be alike (0 bits).",
@@ -150,7 +150,7 @@ def _information(setting: Setting, group: Group, found: Routing) -> Picture | No
     top = int(bits.argmax())
     return picture(
         _name("routing-information", setting, group),
-        "Where in the network routing knows the domain",
+        f"{group.label}: where in the network routing knows the domain",
         f"{_whose(group)}: what an image's domain tells of its expert, layer by layer "
         f"(mutual information, corrected for chance; at most {np.log2(found.counts.shape[2]):.2f} "
         "bits).",
@@ -174,7 +174,7 @@ def _load(setting: Setting, group: Group, found: Routing) -> Picture:
     idle = int((shares < even / 10).sum())
     return picture(
         _name("expert-load", setting, group),
-        "Load of the experts",
+        f"{group.label}: load of the experts",
         f"{_whose(group)}: how many images each expert of a layer received over the whole stream; "
         f"an even load is {even:.1f} %. Experts with less than a tenth of that: {idle} of "
         f"{shares.size}.",
@@ -191,7 +191,7 @@ def _similarity(setting: Setting, group: Group) -> Picture | None:
     layers = list(dict.fromkeys(rows["layer"].to_list()))
     figure = canvas(4.9)
     top, low = figure.subplots(2, 1, height_ratios=(1.35, 1))
-    shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.8, max(len(layers), 2)))
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.3, 0.75, max(len(layers), 2)))
     for place, layer in enumerate(layers):
         part = rows.filter(layer=layer).drop_nulls("weight_cosine").sort("step")
         top.plot(part["step"], part["weight_cosine"], color=shades[place], linewidth=0.8)
@@ -225,7 +225,7 @@ def _similarity(setting: Setting, group: Group) -> Picture | None:
     first, last = float(mean["weight_cosine"][0]), float(mean["weight_cosine"][-1])
     return picture(
         _name("expert-similarity", setting, group),
-        "How alike the experts of a layer are",
+        f"{group.label}: how alike the experts of a layer are",
         f"{_whose(group)}: mean cosine between the experts of a layer; 1 is identical, 0 "
         "unrelated. Above: over the stream, one line a layer, dark to bright with depth. Below: "
         "at its end.",
