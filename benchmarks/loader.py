@@ -84,7 +84,7 @@ def stages(
 
     def corruptions() -> None:
         # Four images for each corruption, as in a mixed batch of 64.
-        for domain, part in zip(wet, rows.chunk(len(wet)), strict=True):
+        for domain, part in zip(wet, rows.tensor_split(len(wet)), strict=True):
             Domain("d", shown, clean.labels[rows], corruption=domain.corruption).read(part)
 
     work: dict[str, tuple[Callable[[], object], int]] = {
