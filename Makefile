@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CODE := src tests benchmarks examples
 
 .PHONY: help demo test check unit slow format clean
 
@@ -31,8 +32,8 @@ demo: $(VENV)/.bench
 test: check unit
 
 check: $(VENV)/.dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
@@ -42,8 +43,8 @@ slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 
 format: $(VENV)/.dev
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
