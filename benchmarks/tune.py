@@ -35,8 +35,8 @@ class Tune:
 
     models: tuple[str, ...] = ("digits-vit", "digits-convnext")
     methods: tuple[str, ...] = ("tent", "eata", "sar", "deyo", "moetta")
-    lrs: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    limit: int | None = 3600
+    lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+    limit: int | None = 2400
     """Pictures of the validation stream."""
     seed: int = 42
     data: Path | None = None

@@ -57,8 +57,8 @@ def test_strokes_stand_out_from_the_ground():
     gap = (luma * on).sum((1, 2, 3)) / on.sum((1, 2, 3)) - (luma * off).sum((1, 2, 3)) / off.sum(
         (1, 2, 3)
     )
-    assert (gap.abs() > 0.1).float().mean() > 0.95
-    assert 0.3 < (gap > 0).float().mean() < 0.7  # light on dark as often as dark on light
+    assert (gap < -0.05).float().mean() > 0.98
+    assert gap.mean() > -0.45  # pale enough for noise and fog to matter
 
 
 def test_a_sketch_is_an_outline_on_light_paper():
@@ -131,8 +131,9 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
 def test_source_images_are_training_digits_in_the_models_units():
     images = embedded.source_images(300, seed=1)
     assert images.shape == (300, 3, 32, 32)
-    assert abs(images.mean()) < 0.15
-    assert 0.8 < images.std() < 1.3
+    assert -2 <= images.min() < images.max() <= 2
+    assert 0 < images.mean() < 0.8
+    assert 0.5 < images.std() < 1.2
     assert torch.equal(images[:10], embedded.source_images(10, seed=1))
 
 

@@ -7,7 +7,6 @@ file and the recipe it came from can be compared field by field (see :mod:`moett
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from timm.layers import LayerNorm2d
@@ -38,7 +37,7 @@ class ConvStem(nn.Module):
         layers: list[nn.Module] = []
         width = in_chans
         for stage in range(stages):
-            out = embed_dim // 2 ** (stages - 1 - stage)
+            out = embed_dim if stage else embed_dim // 2
             layers += [nn.Conv2d(width, out, 3, stride=2, padding=1), nn.GELU()]
             width = out
         self.proj = nn.Sequential(*layers[:-1])
@@ -66,7 +65,7 @@ class ViTShape:
 
     def build(self, classes: int) -> nn.Module:
         """The untrained network; its initial weights come from torch's global generator."""
-        extra = {"embed_layer": partial(ConvStem)} if self.conv_stem else {}
+        extra: dict[str, Any] = {"embed_layer": ConvStem} if self.conv_stem else {}
         return VisionTransformer(
             img_size=self.image,
             patch_size=self.patch,
@@ -183,7 +182,7 @@ _DIGITS: dict[str, Any] = {
     "std": (0.25, 0.25, 0.25),
     "label_smoothing": 0.0,
     "parts": True,
-    "augment": Augment(brightness=0.15, contrast=0.3, saturation=0.3),
+    "ema": 0.998,
 }
 
 RECIPES: dict[str, Recipe] = {
@@ -191,15 +190,15 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(
             name="digits-vit",
-            shape=ViTShape(dim=96, depth=4, heads=3, patch=8),
+            shape=ViTShape(dim=128, depth=4, heads=4, patch=8),
             steps=3_000,
-            lr=1.5e-3,
+            lr=1.2e-3,
             **_DIGITS,
         ),
         Recipe(
             name="digits-convnext",
-            shape=ConvNeXtShape(dims=(32, 64, 128, 192), depths=(1, 1, 2, 1)),
-            steps=2_000,
+            shape=ConvNeXtShape(dims=(32, 64, 128, 160), depths=(2, 2, 3, 1)),
+            steps=1_500,
             **_DIGITS,
         ),
         Recipe(name="cifar-convnext", shape=ConvNeXtShape(drop_path=0.02), steps=11_000, **_CIFAR),

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,11 +101,11 @@ class Trainer:
         self.average = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
         decayed = [p for p in self.model.parameters() if p.ndim > 1]
         plain = [p for p in self.model.parameters() if p.ndim <= 1]
-        self.optimiser = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain}],
-            lr=recipe.lr,
-            weight_decay=0.0,
-        )
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": recipe.weight_decay},
+            {"params": plain},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=0.0)
         self.step = 0
         self.first_losses: list[float] = []
 

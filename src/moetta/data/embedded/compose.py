@@ -77,7 +77,7 @@ def scene(index: Tensor, *, split: str, seed: int) -> Scene:
     count = len(index)
     centre_x = spread(3, -1.5, 1.5) + torch.tensor([9.5, 21.5]).repeat(count)
     centre_y = spread(5, -3.0, 3.0) + 15.5
-    width, height = spread(7, 11.5, 15.0), spread(9, 17.0, 24.0)
+    width, height = spread(7, 10.5, 13.5), spread(9, 15.0, 21.0)
     angle, shear = spread(11, -0.25, 0.25), spread(13, -0.2, 0.2)
     y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     x = x[None] - centre_x[:, None, None]
@@ -120,8 +120,8 @@ def colour(luma: Tensor, chroma: Tensor) -> Tensor:
 def paint(view: Scene) -> Tensor:
     """The source style: dark strokes on lighter, textured grounds, all coloured. Uint8."""
     u = uniforms(view.seed, view.index, 24, stream=2)
-    ground_luma = 0.4 + 0.5 * u[:, 0]
-    ink_luma = ground_luma * (0.6 * u[:, 1])
+    ground_luma = 0.5 + 0.35 * u[:, 0]
+    ink_luma = ground_luma * (0.4 + 0.35 * u[:, 1])
     ground = colour(ground_luma, 0.5 * u[:, 3:6] - 0.25)
     stroke = colour(ink_luma, 0.5 * u[:, 6:9] - 0.25)
 
@@ -131,12 +131,12 @@ def paint(view: Scene) -> Tensor:
     tint = 0.6 + 0.4 * u[:, 9:12, None, None]
     stripes = waves(2 + 8 * u[:, 15], math.pi * u[:, 16], u[:, 17])
     texture = (
-        amount(12, 0.20) * noise(view, 4, 1, stream=3)
-        + amount(13, 0.16) * noise(view, 10, 1, stream=4)
-        + amount(14, 0.12) * stripes
+        amount(12, 0.15) * noise(view, 4, 1, stream=3)
+        + amount(13, 0.12) * noise(view, 10, 1, stream=4)
+        + amount(14, 0.10) * stripes
     )
     ground = ground + tint * texture
-    stroke = stroke + amount(18, 0.15) * noise(view, 4, 3, stream=5)
+    stroke = stroke + amount(18, 0.12) * noise(view, 4, 3, stream=5)
     return to_uint8(ground + (stroke - ground) * view.ink)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -53,7 +54,7 @@ def cached(name: str, make: Callable[[], Pictures]) -> Pictures:
         save_file({"images": images.contiguous(), "labels": labels}, temporary)
         os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         warnings.warn(f"the pictures could not be cached: {error}", stacklevel=3)
-    finally:
-        temporary.unlink(missing_ok=True)
     return images, labels

@@ -1,0 +1,68 @@
+"""Chooses the embedded benchmark's natural hard cases as ImageNet-A was: by a model's failure.
+
+Trains a small network of its own (another shape, another seed, none of the shipped models), shows
+it clean compositions of test digits, and keeps the numbers of those that it gets wrong in
+``src/moetta/data/embedded/hard.json``.
+
+    python benchmarks/hard_cases.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from moetta.data.embedded import COUNTS, HARD_SEED
+from moetta.data.embedded.compose import photographs
+from moetta.sources.making import training_batches
+from moetta.sources.recipes import RECIPES, ConvNeXtShape
+from moetta.sources.training import Trainer, averaged, normalise
+from moetta.state import write_atomically
+
+TARGET = Path(__file__).parents[1] / "src" / "moetta" / "data" / "embedded" / "hard.json"
+JUDGE = replace(
+    RECIPES["digits-convnext"],
+    name="digits-judge",
+    shape=ConvNeXtShape(dims=(24, 48, 96, 128), depths=(1, 1, 1, 1), kernel=5),
+    steps=800,
+    ema=0.99,
+    seed=77,
+)
+CANDIDATES = 2400
+
+
+def main() -> None:
+    """Trains the judge, lets it judge, writes its failures."""
+    torch.set_num_threads(1)
+    trainer = Trainer(JUDGE)
+    trainer.fit(training_batches(JUDGE, None), None, _report)
+    judge = averaged(trainer)
+    wrong: list[int] = []
+    for index in torch.arange(CANDIDATES).split(200):
+        images, labels = photographs(index, split="test", seed=HARD_SEED)
+        with torch.inference_mode():
+            guess = judge(normalise(images, JUDGE)).argmax(1)
+        wrong += index[guess != labels].tolist()
+    accuracy = 100 * (1 - len(wrong) / CANDIDATES)
+    print(f"the judge gets {accuracy:.1f} % of {CANDIDATES} right; {len(wrong)} hard cases")
+    if len(wrong) < COUNTS["a"]:
+        raise SystemExit(f"too few: the benchmark needs {COUNTS['a']}")
+    found = {
+        "judge": JUDGE.as_dict(),
+        "judge_accuracy": round(accuracy, 2),
+        "candidates": CANDIDATES,
+        "index": wrong[: COUNTS["a"]],
+    }
+    write_atomically(TARGET, (json.dumps(found) + "\n").encode())
+
+
+def _report(step: int, loss: float) -> None:
+    if step % 100 == 0:
+        print(f"step {step} of {JUDGE.steps}: loss {loss:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

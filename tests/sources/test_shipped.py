@@ -1,0 +1,110 @@
+"""The shipped weights are what their recipes describe."""
+
+import hashlib
+import json
+from importlib.resources import files
+
+import pytest
+import torch
+from safetensors.torch import load as from_bytes
+
+from moetta import sources
+from moetta.data import embedded
+from moetta.data.preprocess import own_preprocess
+from moetta.sources.making import training_batches
+from moetta.sources.training import Trainer, normalise
+
+WEIGHTS = files("moetta.sources").joinpath("weights")
+NAMES = sources.available()
+DIGITS = [n for n in NAMES if sources.recipe(n).data == "digits"]
+
+
+def test_the_benchmarks_own_model_is_shipped():
+    assert "digits-vit" in NAMES
+    assert set(NAMES) <= set(sources.RECIPES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card_file_and_recipe_agree(name):
+    card, recipe = sources.card(name), sources.recipe(name)
+    data = WEIGHTS.joinpath(f"{name}.safetensors").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == card["sha256"]
+    assert len(data) == card["bytes"] < 5_000_000
+    assert card["recipe"] == json.loads(json.dumps(recipe.as_dict()))
+    built = recipe.shape.build(recipe.classes)
+    assert sum(p.numel() for p in built.parameters()) == card["parameters"]
+    shapes = {key: value.shape for key, value in from_bytes(data).items()}
+    assert shapes == {key: value.shape for key, value in built.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loaded_model_says_what_it_expects(name):
+    model, recipe = sources.load(name), sources.recipe(name)
+    assert not model.training
+    own = own_preprocess(model)
+    assert own is not None
+    assert own.mean == pytest.approx(recipe.mean)
+    assert own.std == pytest.approx(recipe.std)
+    assert own.size == (32, 32)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, recipe.classes)
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_the_accuracy_is_the_cards(name):
+    model, recipe, card = sources.load(name), sources.recipe(name), sources.card(name)
+    for part, key in (("clean", "clean"), ("c/contrast", "contrast")):
+        domain = embedded.domain(part)
+        with torch.inference_mode():
+            right = model(normalise(domain.images, recipe)).argmax(1) == domain.labels
+        # Other machines round otherwise: a few pictures may tip over.
+        assert 100 * right.float().mean().item() == pytest.approx(card["accuracy"][key], abs=1.0)
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_training_again_from_the_seed_starts_as_recorded(name):
+    recipe, card = sources.recipe(name), sources.card(name)
+    trainer, batches = Trainer(recipe), training_batches(recipe, None)
+    losses = [trainer.advance(batches) for _ in range(3)]
+    assert losses == pytest.approx(card["first_losses"][:3], abs=2e-3)
+
+
+def test_loading_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    sources.load(NAMES[0])
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_damaged_weights_are_refused(tmp_path, monkeypatch):
+    name = NAMES[0]
+    for ending in ("json", "safetensors"):
+        data = bytearray(WEIGHTS.joinpath(f"{name}.{ending}").read_bytes())
+        if ending == "safetensors":
+            data[-1] ^= 1
+        (tmp_path / f"{name}.{ending}").write_bytes(data)
+    monkeypatch.setattr("moetta.sources.shipped._WEIGHTS", tmp_path)
+    with pytest.raises(ValueError, match="damaged"):
+        sources.load(name)
+
+
+def test_missing_weights_say_how_to_make_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("moetta.sources.shipped._WEIGHTS", tmp_path)
+    assert sources.available() == []
+    with pytest.raises(FileNotFoundError, match="moetta train-source digits-vit"):
+        sources.load("digits-vit")
+
+
+def test_an_unknown_name_gets_the_list():
+    with pytest.raises(ValueError, match="digits-vit"):
+        sources.card("vit")
+
+
+def test_tuned_settings_are_fields_of_their_method():
+    import moetta
+
+    for name in NAMES:
+        for method in ("tent", "moetta"):
+            moetta.adapt(sources.load(name), method, **sources.tuned(name, method))
+    with pytest.raises(ValueError, match="no source model"):
+        sources.tuned("nobody", "tent")
