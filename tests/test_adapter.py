@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import moetta
-from helpers.models import CLASSES, FAMILIES, VIT, call, enliven, images, small_vit
+from helpers.models import CLASSES, FAMILIES, VIT, call, images, perceptron, small_vit
 from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, assert_same, eager, learnt, make
 
 LEARNERS = [m for m in METHODS if m not in LEARNS_NOTHING]
@@ -88,33 +88,6 @@ def test_models_of_other_precisions(method: str, dtype: torch.dtype) -> None:
     for seed in range(2):
         assert torch.isfinite(adapter(images(4, seed).to(dtype))).all()
     assert_finite(adapter.state_dict())
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, width)
-        self.down = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(self.norm(x)).relu())
-
-
-def perceptron() -> nn.Module:
-    """Two residual blocks: quick to compile."""
-    stem = nn.Conv2d(3, 8, 4, 4)
-    blocks = nn.Sequential(nn.Flatten(2), Transpose(), Block(8), Block(8))
-    return enliven(nn.Sequential(stem, *blocks, Mean(), nn.Linear(8, CLASSES))).eval()
-
-
-class Transpose(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2)
-
-
-class Mean(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
 
 
 @pytest.fixture

@@ -1,0 +1,71 @@
+"""Step 5,000 costs what step 50 costs: the state does not grow, and nothing is held on to."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.models import perceptron
+from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, make
+
+EARLY, STEPS = 52, 5000  # both with a batch of one, so that the last reports are alike
+# The others take fewer steps, so that the whole file needs less than a minute on one core.
+LONG = {"noadapt", "moetta"}
+FEWER = 300
+MIXED_SIZES = (2, 2, 2, 1)
+
+
+def stream(steps: int) -> Iterator[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    pool = torch.randn(16, 3, 16, 16, generator=g)
+    for step in range(steps):
+        start = step % 13
+        yield pool[start : start + MIXED_SIZES[step % 4]]
+
+
+def live_tensors() -> tuple[int, int]:
+    """How many tensors there are, and their bytes."""
+    found = [o for o in gc.get_objects() if type(o) in (Tensor, torch.nn.Parameter)]
+    return len(found), sum(t.numel() * t.element_size() for t in found)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_neither_state_nor_memory_grows(method: str) -> None:
+    steps = STEPS if method in LONG else FEWER
+    slowly = {} if method in LEARNS_NOTHING else {"lr": 1e-5}
+    adapter = make(method, model=perceptron(), **slowly)
+    sizes: dict[int, dict[str, tuple]] = {}
+    memory: dict[int, int] = {}
+    tensors: dict[int, tuple[int, int]] = {}
+    samples = 0
+    for step, batch in enumerate(stream(steps), 1):
+        adapter(batch)
+        samples += len(batch)
+        # Tracing doubles the time: only the last steps are traced.
+        if step == steps - 150:
+            gc.collect()
+            tracemalloc.start()
+        if step in (steps - 100, steps):
+            gc.collect()
+            memory[step] = tracemalloc.get_traced_memory()[0]
+        if step in (EARLY, steps):
+            gc.collect()
+            tensors[step] = live_tensors()
+            sizes[step] = {k: tuple(v.shape) for k, v in adapter.state_dict().items()}
+    tracemalloc.stop()
+    totals = adapter.totals
+    assert (totals.steps, totals.samples, adapter.steps) == (steps, samples, steps)
+    assert totals.forwards % samples == 0 or method in ("sar", "deyo")
+    assert totals.skipped == 0
+    assert (totals.backwards > 0) == (method not in LEARNS_NOTHING)
+    assert sizes[EARLY] == sizes[steps]
+    assert tensors[EARLY] == tensors[steps]
+    # PyTorch's own small caches are still filling: about 100 bytes a step, and ever less. A report
+    # that was kept would be more than 1,000.
+    assert memory[steps] - memory[steps - 100] < 30_000, "Python objects pile up"
+    assert_finite(adapter.state_dict())
