@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from moetta.cli import COMMANDS, main
 
@@ -79,6 +81,29 @@ def test_json_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (events[0]["event"], events[-1]["event"]) == ("begin", "end")
     assert events[-1]["summary"]["samples"] == 64
     assert Path(events[-1]["folder"]).is_dir()
+
+
+def test_own_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of class folders, and a mixture that corrupts it; a model that says nothing."""
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(6):
+            noise = torch.randint(0, 256, (40, 40, 3), dtype=torch.uint8)
+            Image.fromarray(noise.numpy()).save(tmp_path / "pets" / name / f"{i}.png")
+    mixture = 'batch_size = 8\n[[domain]]\nfolder = "pets"\n[[domain]]\nfolder = "pets"\n'
+    (tmp_path / "mix.toml").write_text(mixture + 'corruption = "fog"\n')
+    own = ["run", "--model", MODEL, "--out", str(tmp_path / "runs")]
+    own += ["--stream", str(tmp_path / "pets"), str(tmp_path / "mix.toml")]
+    assert main(own) == 1
+    assert "--mean" in capsys.readouterr().err
+    own += ["--size", "32", "--mean", "0.5", "0.5", "0.5", "--std", "0.5", "0.5", "0.5"]
+    assert main([*own, "--method", "eata"]) == 1
+    assert "--source FOLDER" in capsys.readouterr().err
+    source = ["--source", str(tmp_path / "pets"), "--source-images", "8"]
+    assert main([*own, "--method", "tent", "eata", *source]) == 0
+    found = {p.parent.name: json.loads(p.read_text()) for p in tmp_path.rglob("card.json")}
+    streams = [card["protocol"]["stream"] for card in found.values() if card["method"] == "eata"]
+    assert sorted((s["samples"], s["batch_size"]) for s in streams) == [(12, 64), (24, 8)]
 
 
 @pytest.mark.parametrize(

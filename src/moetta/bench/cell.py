@@ -40,7 +40,7 @@ class Cell:
         data: folder of the data sets; None is the embedded benchmark.
         weights: safetensors file with the model's weights.
         limit: a stratified subset of this many images.
-        batch_size: images in a batch.
+        batch_size: images in a batch; None is 64, or what a mixture's file says.
         preprocess: "model" or "paper"; see `moetta.data.preprocess_for`.
         normalise: mean and std, for a model whose own config does not say.
         size: side of the pictures, for such a model.
@@ -66,7 +66,7 @@ class Cell:
     data: str | None = None
     weights: str | None = None
     limit: int | None = None
-    batch_size: int = 64
+    batch_size: int | None = None
     preprocess: str = "model"
     normalise: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     size: int | None = None

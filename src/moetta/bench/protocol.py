@@ -34,6 +34,7 @@ from moetta.data import (
 )
 from moetta.data import stream as named_stream
 from moetta.data.named import stream_options
+from moetta.data.preprocess import own_preprocess
 from moetta.methods import find
 
 SCHEMA = 1
@@ -169,16 +170,9 @@ def prepare(cell: Cell) -> Prepared:
 
 def make_stream(cell: Cell, model: nn.Module, start: int = 0) -> Stream:
     """The cell's stream as its model wants it."""
-    options: dict[str, Any] = {
-        "seed": cell.seed,
-        "batch_size": cell.batch_size,
-        "workers": cell.loaders,
-        "start": start,
-    }
-    if cell.limit is not None:
-        options["limit"] = cell.limit
-    if cell.order is not None:
-        options["order"] = cell.order
+    chosen = {"limit": cell.limit, "order": cell.order, "batch_size": cell.batch_size}
+    options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
+    options |= {"seed": cell.seed, "workers": cell.loaders, "start": start}
     if is_named(cell) and cell.data is None:
         return embedded.stream(cell.stream, severity=cell.severity, **options)
     pre = preprocessing(cell, model)
@@ -203,6 +197,11 @@ def make_stream(cell: Cell, model: nn.Module, start: int = 0) -> Stream:
 def preprocessing(cell: Cell, model: nn.Module) -> Preprocess:
     """What the model expects of its pictures: stated by the cell, else by the model."""
     if cell.normalise is None:
+        if own_preprocess(model) is None:
+            raise ValueError(
+                f"{cell.model} does not say what pictures it expects: give --mean, --std (three "
+                "numbers each, for pixels in 0..1) and --size"
+            )
         return preprocess_for(model, cell.preprocess)
     mean, std = cell.normalise
     side = cell.size or 224

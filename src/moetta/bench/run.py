@@ -40,8 +40,8 @@ class RunOptions(Running):
     """Where the configuration starts; by default what suits the model and the stream."""
     limit: int | None = None
     """Use only this many images, a stratified subset."""
-    batch_size: int = 64
-    """Images in a batch."""
+    batch_size: int | None = None
+    """Images in a batch: by default 64, or what a mixture's file says."""
     order: str | None = None
     """How domains arrive: mixed, continual, gradual, label_shift or bursts."""
     severity: int = 5

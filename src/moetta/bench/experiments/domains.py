@@ -33,7 +33,7 @@ def single(made: Prepared, domains: Sequence[Domain], limit: int | None) -> Stre
     return Stream(
         domains,
         seed=cell.seed,
-        batch_size=cell.batch_size,
+        batch_size=made.stream.batch_size,
         limit=None if limit is None else min(limit, samples),
         workers=cell.loaders,
         **_picture_options(cell, made),
