@@ -10,15 +10,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
-
-
-def _signed64(value: int) -> int:
-    value &= _MASK64
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _signed32(value: int) -> int:
@@ -26,11 +22,11 @@ def _signed32(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-def _mix64(z: Tensor) -> Tensor:
-    """Finaliser of splitmix64; the masks turn torch's arithmetic shifts into logical ones."""
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed64(0xBF58476D1CE4E5B9)
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed64(0x94D049BB133111EB)
-    return z ^ ((z >> 31) & ((1 << 33) - 1))
+def _mix64(z: np.ndarray) -> np.ndarray:
+    """Finaliser of splitmix64 on uint64, which wraps around."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _xorshift32_(x: Tensor, scratch: Tensor, bits: int) -> Tensor:
@@ -53,28 +49,28 @@ def _word(text: str) -> int:
 class Streams:
     """One random stream for each sample of a batch; `draw` numbers a stream's independent uses."""
 
-    keys: Tensor  # int64 [B], on the device on which numbers are wanted
+    keys: np.ndarray  # uint64 [B]
+    device: torch.device
 
     @classmethod
     def of(cls, seed: int, index: Tensor, name: str, device: torch.device) -> "Streams":
         """Streams of the samples `index` (int64 [B]) for the corruption `name`."""
-        base = _signed64(_word(name) + seed * 0x9E3779B97F4A7C15)
-        keys = _mix64(_mix64(torch.full_like(index, base)) + index.to("cpu", torch.int64))
-        return cls(keys.to(device))
+        base = np.full(len(index), (_word(name) + seed * 0x9E3779B97F4A7C15) & _MASK64, np.uint64)
+        return cls(_mix64(_mix64(base) + index.cpu().numpy().view(np.uint64)), device)
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def narrow(self, start: int, stop: int) -> "Streams":
         """The streams of samples start .. stop-1."""
-        return Streams(self.keys[start:stop])
+        return Streams(self.keys[start:stop], self.device)
 
     def bits(self, n: int, draw: int = 0) -> Tensor:
         """int32 [B, n]: 32 random bits each."""
-        key = _mix64(self.keys + _signed64((draw + 1) * 0xD1342543DE82EF95))
-        low = key.to(torch.int32)[:, None]
-        high = (key >> 32).to(torch.int32)[:, None]
-        x = _counters(n, self.keys.device) + low
+        key = _mix64(self.keys + np.uint64((draw + 1) * 0xD1342543DE82EF95 & _MASK64))
+        halves = torch.from_numpy(key.astype("<u8").view("<i4").reshape(-1, 2)).to(self.device)
+        low, high = halves[:, :1], halves[:, 1:]
+        x = _counters(n, self.device) + low
         scratch = torch.empty_like(x)
         _xorshift32_(x, scratch, 16).mul_(0x7FEB352D)
         # The key's second half enters midway: no stream is a shifted copy of another.
