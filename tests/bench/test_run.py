@@ -108,6 +108,11 @@ def test_other_protocol_other_folder() -> None:
     assert prepare(replace(CELL, experiment="table1")).key in keys
 
 
+def test_a_silent_models_pixels_are_the_streams() -> None:
+    config = prepare(replace(CELL, method="cotta")).config
+    assert (config.mean, config.std) == ((0.5,) * 3, (0.25,) * 3)  # type: ignore[attr-defined]
+
+
 def test_without_noadapt_the_baseline_is_sampled(tmp_path: Path, runs: dict[str, Run]) -> None:
     cell = replace(CELL, method="tent", batch_size=1, limit=130)
     (outcome,) = run_grid([cell], tmp_path, display=Display())

@@ -75,6 +75,16 @@ def test_set_changes_the_configuration(tmp_path: Path) -> None:
     assert card["variant"] == "lr=0.5,experts=3"
 
 
+def test_what_failed_does_not_hide_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--model", MODEL, "tiny_models:no_model", "--stream", "classical"]
+    assert main([*arguments, "--method", "tent", "--limit", "32", "--out", str(tmp_path)]) == 1
+    output = capsys.readouterr()
+    assert "embedded-classical, 32 images" in output.out
+    assert "1 of 2 runs failed" in output.err
+
+
 def test_json_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tiny(tmp_path, "--method", "tent", "--json") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -55,9 +55,11 @@ def demo(options: Demo) -> None:
         "mixed.\nEach method adapts the model while it predicts; noadapt leaves it as it is.",
         highlight=False,
     )
-    folders = require_all(options.run(cells))
-    if not options.json:
-        console.print(*groups_tables([load_run(folder) for folder in folders]))
+    outcomes = options.run(cells)
+    runs = [load_run(outcome.folder) for outcome in outcomes if outcome.folder]
+    if runs and not options.json:
+        console.print(*groups_tables(runs))
+    folders = require_all(outcomes)
     page = write_report(folders, options.report or options.out / "report.html")
     took = f"{time.monotonic() - begun:.0f} s"
     where = sys.stderr if options.json else sys.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -165,7 +166,13 @@ def prepare(cell: Cell) -> Prepared:
     cell.check()
     preset, config = settings(cell)
     model = load_model(cell.model, cell.weights, cell.device)
-    return Prepared(cell, model, make_stream(cell, model), preset, config)
+    stream = make_stream(cell, model)
+    if getattr(config, "mean", 0) is None and own_preprocess(model) is None:
+        # CoTTA un-normalises pictures to augment them; where the model is silent, the stream knows.
+        pixels = stream.card()["preprocessing"]
+        known = {name: tuple(pixels[name]) for name in ("mean", "std")}
+        config = dataclasses.replace(config, **known)  # type: ignore[arg-type]
+    return Prepared(cell, model, stream, preset, config)
 
 
 def make_stream(cell: Cell, model: nn.Module, start: int = 0) -> Stream:

@@ -100,8 +100,10 @@ def _one(name: str, options: Reproduce) -> list[Path]:
     console = make_console(stderr=options.json)
     console.rule(f"{name}: {experiment.title}", align="left")
     cells = experiment.cells(setting)
-    folders = require_all(options.run(cells)) if cells else []
-    found = {cell: load_run(folder) for cell, folder in zip(cells, folders, strict=True)}
+    outcomes = options.run(cells) if cells else []
+    found = {c: load_run(o.folder) for c, o in zip(cells, outcomes, strict=True) if o.folder}
+    if cells and not found:
+        require_all(outcomes)
     place = options.out / "paper" / name
     tables = experiment.present(setting, found, place)
     write_tables(tables, place)
@@ -111,7 +113,7 @@ def _one(name: str, options: Reproduce) -> list[Path]:
         else:
             print_table(console, made)
     console.print(f"tables and pictures: {place}", highlight=False)
-    return folders
+    return require_all(outcomes)  # what failed is told below what did not
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:

@@ -68,11 +68,12 @@ class RunOptions(Running):
 
 def run(options: RunOptions) -> None:
     """Run the cells, print a table."""
-    folders = require_all(options.run(cells(options)))
-    runs = [load_run(folder) for folder in folders]
-    if not options.json:
+    outcomes = options.run(cells(options))
+    runs = [load_run(outcome.folder) for outcome in outcomes if outcome.folder]
+    if runs and not options.json:
         make_console().print(*groups_tables(runs))
         print(f"results in {options.out}; moetta report {options.out} makes a page of them")
+    folders = require_all(outcomes)  # what failed is told below what did not
     if options.report is not None and (page := write_report(folders, options.report)):
         print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
 
