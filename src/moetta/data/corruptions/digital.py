@@ -44,8 +44,9 @@ def contrast(images: Tensor, job: Job) -> Tensor:
     """Move every value towards its channel's mean."""
     # An integer sum is the same in every order.
     pixels = images.shape[-1] * images.shape[-2]
-    mean = images.sum((2, 3), keepdim=True, dtype=torch.int64).double() / pixels
-    return to_bytes(images * job.setting + (mean * (1 - job.setting)).float())
+    mean = images.sum((2, 3), keepdim=True, dtype=torch.int64).cpu().double() / pixels
+    offset = (mean * (1 - job.setting)).float().to(images.device)
+    return to_bytes(images * job.setting + offset)
 
 
 def pixelate(images: Tensor, job: Job) -> Tensor:

@@ -25,6 +25,7 @@ _SIDE = 512
 _REACH = 56  # pixels that the longest crystal reaches from its middle
 
 
+@lru_cache(maxsize=4)
 def ice(folder: Path | None, small: bool, device: torch.device) -> tuple[Tensor, ...]:
     """The ice pictures, uint8 [3, H, W] each; `small` takes every fifth pixel, for 32-px images.
 
@@ -48,11 +49,6 @@ def check_folder(folder: Path) -> None:
 
 
 def _photographs(folder: Path) -> tuple[Tensor, ...]:
-    return _read_photographs(folder.resolve())
-
-
-@lru_cache(maxsize=2)
-def _read_photographs(folder: Path) -> tuple[Tensor, ...]:
     check_folder(folder)
     pictures = []
     for name in PHOTOGRAPHS[:SHEETS]:

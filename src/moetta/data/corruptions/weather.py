@@ -38,12 +38,11 @@ def frost(images: Tensor, job: Job) -> Tensor:
     keep, add = job.setting
     height, width = images.shape[-2:]
     sheets = textures.ice(job.frost_folder, job.preset == "cifar", images.device)
-    sheets = tuple(_at_least(sheet, height + 1, width + 1) for sheet in sheets)
     pick = job.streams.integers(1, len(sheets), draw=0)[:, 0].tolist()
     parts = job.streams.uniform(2, draw=1).tolist()
     levels = images * float(keep)
     for level, number, (down, right) in zip(levels, pick, parts, strict=True):
-        sheet = sheets[number]
+        sheet = _at_least(sheets[number], height + 1, width + 1)
         top = int(down * (sheet.shape[1] - height))
         left = int(right * (sheet.shape[2] - width))
         level.add_(sheet[:, top : top + height, left : left + width], alpha=add)
