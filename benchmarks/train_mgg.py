@@ -43,6 +43,8 @@ class TrainMGG:
     """Pictures of each corruption for the figures in the card, used for nothing else."""
     epochs: int = 40
     step_lr: float = 1e-4
+    validation_lr: float = 3e-3
+    """Three times the recipe's: these streams are far shorter than the authors'."""
     moments: float = 0.4
     seed: int = 2020
     out: Path = WEIGHTS
@@ -68,6 +70,7 @@ def main(options: TrainMGG) -> None:
         validation=choose,
         epochs=options.epochs,
         step_lr=options.step_lr,
+        validation_lr=options.validation_lr,
         samples=options.samples,
         seed=options.seed,
         moments=options.moments,
@@ -83,11 +86,11 @@ def main(options: TrainMGG) -> None:
         "loss": {"first_epoch": losses[0], "last_epoch": losses[-1]},
         "accuracy": {
             "noadapt": accuracy(model, "noadapt", test),
-            "mgtta_untrained": _with(model, MGG(options.seed), clean, test),
-            "mgtta": _with(model, mgg, clean, test),
+            "untrained": _with(model, MGG(options.seed), clean, test),
+            "trained": _with(model, mgg, clean, test),
             "protocol": (
                 f"mean over the extra corruptions, severity 5, {options.final} pictures each, "
-                "batch 64, reset between corruptions, default settings"
+                "batch 64, reset between corruptions; of mgtta, by lr"
             ),
         },
         "torch": torch.__version__,
@@ -127,11 +130,15 @@ def accuracy(model: nn.Module, method: str, parts: Part, **settings: object) -> 
     return round(sum(shares) / len(shares), 4)
 
 
-def _with(model: nn.Module, mgg: MGG, clean: Tensor, parts: Part) -> float:
+def _with(model: nn.Module, mgg: MGG, clean: Tensor, parts: Part) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mgg.safetensors"
         mgg.save(path)
-        return accuracy(model, "mgtta", parts, source=clean, mgg=str(path))
+        settings = {"source": clean, "mgg": str(path)}
+        return {
+            f"{lr:g}": accuracy(model, "mgtta", parts, lr=lr, **settings)
+            for lr in (3e-4, 1e-3, 3e-3)
+        }
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def test_frozen_and_plain_by_index():
         ({"frozen": "0-1", "plain": "1"}, "both frozen and plain"),
         ({"frozen": "0-4"}, "none of the 5"),
         ({"top_k": 12}, "top_k must be between 1 and experts=9"),
-        ({"routing": "token"}, "routing must be one of sample, batch"),
+        ({"routing": "token"}, "routing must be 'sample' or 'batch'"),
         ({"experts": 0}, "experts must be above 0"),
         ({"expert": 3}, "did you mean 'experts'"),
     ],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -109,6 +111,11 @@ def test_the_shipped_generator_steps_against_the_gradient():
     u, _, _ = mgg(x, *mgg.start(2))
     assert u[0] > 0.5
     assert u[1] < -0.5
+
+
+def test_the_shipped_generator_is_the_one_its_card_describes():
+    card = json.loads(SHIPPED.with_suffix(".json").read_text())
+    assert hashlib.sha256(SHIPPED.read_bytes()).hexdigest() == card["sha256"]
 
 
 @pytest.mark.skipif(

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import tyro
 from PIL import Image
 from rich.console import Console
 from rich.progress import (
@@ -41,9 +42,9 @@ _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 class CorruptOptions:
     """What `moetta corrupt` is asked to do."""
 
-    src: Path
+    src: tyro.conf.Positional[Path]
     """Folder of images, usually one folder a class."""
-    dst: Path
+    dst: tyro.conf.Positional[Path]
     """Where to write <corruption>/<severity>/<class>/<name>.JPEG; a stopped run continues there."""
     only: tuple[str, ...] = CLASSICAL
     """Corruptions to write: the 15 of ImageNet-C unless named."""

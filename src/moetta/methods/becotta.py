@@ -42,6 +42,7 @@ class BECoTTAConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
+        super().__post_init__()
         positive(self, "lr", "experts", "rank", "top_k", "routers", "e0")
         require(
             self.top_k <= self.experts,

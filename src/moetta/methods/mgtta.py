@@ -55,6 +55,7 @@ class MGTTAConfig(Config):
         """Refuse values out of range."""
         if self.mgg is not None:
             object.__setattr__(self, "mgg", os.fspath(self.mgg))  # a Path is welcome too
+        super().__post_init__()
         positive(self, "lr", "moment_divisor", "source_batch")
         share(self, "beta1", "beta2")
         require(max(self.beta1, self.beta2) < 1, "beta1 and beta2 must be below 1")

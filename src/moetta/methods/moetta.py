@@ -85,18 +85,6 @@ class MoETTAConfig(SGDConfig):
             f"top_k must be between 1 and experts={self.experts}, not {self.top_k}",
         )
         require(self.balance >= 0, f"balance must be at least 0, not {self.balance}")
-        for name, valid in _CHOICES.items():
-            value = getattr(self, name)
-            require(value in valid, f"{name} must be one of {', '.join(valid)}, not {value!r}")
-
-
-_CHOICES = {
-    "top_k_weights": ("share", "one"),
-    "routing": ("sample", "batch"),
-    "batch_balance": ("window", "constant"),
-    "router_scope": ("layer", "model"),
-    "threshold": ("mean", "aliased"),
-}
 
 
 def indexed_norms(network: nn.Module) -> list[Norm]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from moetta.state import write_atomically
 class TrainSource:
     """Train a small source model from its recipe, as the shipped ones were."""
 
-    name: str
+    name: tyro.conf.Positional[str]
     """digits-vit, digits-convnext, cifar-vit or cifar-convnext."""
     out: Path = Path("sources")
     """Folder for the weights, the card and, until they are done, the checkpoint."""
