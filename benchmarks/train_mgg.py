@@ -93,7 +93,7 @@ def main(options: TrainMGG) -> None:
                 "batch 64, reset between corruptions; of mgtta, by lr"
             ),
         },
-        "torch": torch.__version__,
+        "torch": torch.__version__.split("+")[0],
     }
     write_atomically(options.out / "mgg.json", (json.dumps(card, indent=2) + "\n").encode())
     print(json.dumps(card["accuracy"], indent=2))
