@@ -37,7 +37,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
