@@ -43,6 +43,8 @@ class Options:
     """Where to run."""
     frozen: str = ""
     """Also run MoETTA with these norm layers left frozen, as in "0-5"."""
+    profile: str = ""
+    """Instead, print where one step of this method spends its time."""
 
 
 def build_model(options: Options) -> torch.nn.Module:
@@ -100,6 +102,8 @@ def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     model = build_model(options)
     images = [batch_of(options, model, seed) for seed in range(3)]
+    if options.profile:
+        return profile(options.profile, model, images)
     chosen = dict.fromkeys(("noadapt", "tent", *(options.methods or moetta.methods())))
     adapters = {
         name: moetta.adapt(model, name, source=torch.cat(images)[: 2 * options.batch])
@@ -120,6 +124,21 @@ def main(options: Options) -> None:
                 times[name].append(time.perf_counter() - start)
     saved = {name: saved_by_forward(adapter, images[0]) for name, adapter in adapters.items()}
     show(options, adapters, times, saved)
+
+
+def profile(name: str, model: torch.nn.Module, images: list[Tensor]) -> None:
+    """Print the operators of one step by the time spent in them, children excluded."""
+    adapter = moetta.adapt(model, name, source=torch.cat(images))
+    adapter(images[0])
+    with torch.profiler.profile() as record:
+        adapter(images[1])
+    spent = sorted(record.key_averages(), key=lambda e: -e.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in spent)
+    for event in spent[:16]:
+        share = event.self_cpu_time_total / total
+        print(
+            f"{share:6.1%} {event.self_cpu_time_total / 1e3:8.1f} ms x{event.count:<4} {event.key}"
+        )
 
 
 def show(
