@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import moetta
 from moetta.methods.moetta import MoETTAConfig, default_frozen, indexed_norms
-from moetta.nn.moe import MoELayerNorm, MoENorm
+from moetta.nn.moe import MoELayerNorm, MoENorm, Routing, balance_loss
 
 CLASSES = 7
 
@@ -291,6 +291,24 @@ def test_batch_routing_balances_over_a_window_or_not_at_all():
     choices = windowed.running["choices"]
     assert choices.shape == (layers, 3, 1)
     assert (choices >= 0).all()
+
+
+def test_balance_is_summed_over_layers_of_unequal_batch():
+    # A model may fold windows into the batch of some layers.
+    adapter = moetta.adapt(tiny_vit(), "moetta")
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(n, 9, generator=generator).softmax(-1) for n in (6, 24, 6)]
+    routings = [Routing(p, p.argmax(1, keepdim=True)) for p in drawn]
+    total, _ = adapter._balance(routings)
+    assert total.item() == pytest.approx(sum(balance_loss(r).item() for r in routings))
+
+
+def test_window_balance_counts_the_choices_made_so_far():
+    adapter = moetta.adapt(tiny_vit(), "moetta", routing="batch", window=3, experts=2)
+    p = torch.tensor([[0.75, 0.25]])
+    for choice, share in [(0, 1), (1, 1 / 2), (0, 2 / 3), (1, 1 / 3)]:  # the fourth drops the first
+        total, adapter.running["choices"] = adapter._balance([Routing(p, torch.tensor([[choice]]))])
+        assert total.item() == pytest.approx(2 * (share * 0.75 + (1 - share) * 0.25))
 
 
 def test_unselected_batch_moves_experts_by_nothing_but_balance():

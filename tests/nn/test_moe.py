@@ -155,3 +155,10 @@ def test_balance_loss_of_a_uniform_router_is_one():
     p = torch.full((8, 4), 0.25)
     experts = torch.arange(8)[:, None] % 4
     assert balance_loss(Routing(p, experts)).item() == pytest.approx(1.0)
+
+
+def test_balance_loss_of_layers_in_one_is_each_layers_own():
+    p = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    experts = p.topk(2, dim=-1).indices
+    each = [balance_loss(Routing(a, b)) for a, b in zip(p, experts, strict=True)]
+    torch.testing.assert_close(balance_loss(Routing(p, experts)), torch.stack(each))

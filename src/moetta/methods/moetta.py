@@ -237,17 +237,34 @@ class MoETTA(Adapter):
         if self.config.routing == "batch" and self.config.batch_balance == "constant":
             return torch.full((), float(len(routings)), device=self.device), None
         if "choices" not in self.running:
-            return torch.stack([balance_loss(routing) for routing in routings]).sum(), None
+            return _balance_of_all(routings), None
         now = torch.stack([routing.experts for routing in routings])  # [M, 1, k]
         past = self.running["choices"]
         if past is None:  # -1: no choice yet
             past = now.new_full((len(now), self.config.window, now.shape[2]), -1)
         choices = torch.cat((past[:, 1:], now), 1)
-        terms = [
-            balance_loss(Routing(routing.probabilities, chosen[chosen >= 0]))
-            for routing, chosen in zip(routings, choices, strict=True)
+        made = choices[:, choices[0, :, 0] >= 0]  # all layers chose equally often
+        recent = [
+            Routing(r.probabilities, window) for r, window in zip(routings, made, strict=True)
         ]
-        return torch.stack(terms).sum(), choices
+        return _balance_of_all(recent), choices
+
+
+def _balance_of_all(routings: list[Routing]) -> Tensor:
+    """Sum of the layers' balance losses, layers of one batch size at a time."""
+    alike: dict[int, list[Routing]] = {}
+    for routing in routings:  # a model may fold windows into the batch of some layers
+        alike.setdefault(len(routing.probabilities), []).append(routing)
+    terms = [
+        balance_loss(
+            Routing(
+                torch.stack([routing.probabilities for routing in group]),
+                torch.stack([routing.experts for routing in group]),
+            )
+        )
+        for group in alike.values()
+    ]
+    return torch.cat(terms).sum()
 
 
 register("moetta", MoETTAConfig, MoETTA, "LayerNorm experts, one for each sample, load-balanced")

@@ -62,30 +62,33 @@ def moe_layer_norm_reference(
 
 def _normalise(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, ...]:
     """Forward of [B, T, D] with per-sample scale and shift: y, row means, row 1/std."""
-    y, mean, rstd = torch.native_layer_norm(x, (x.shape[-1],), None, None, eps)
+    width = x.shape[-1]
+    # The CPU kernel is vectorised only where it is given a scale and a shift.
+    one, zero = x.new_ones(width), x.new_zeros(width)
+    y, mean, rstd = torch.native_layer_norm(x, (width,), one, zero, eps)
     torch.addcmul(beta.unsqueeze(1), y, gamma.unsqueeze(1), out=y)
     return y, mean, rstd
 
 
 def _gradients(
     dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, need_dx: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Backward of `_normalise`: dx (if wanted), dgamma, dbeta.
+) -> tuple[Tensor | None, Tensor]:
+    """Backward of `_normalise`: dx (if wanted), dgamma beside dbeta [B, 2D].
 
     dgamma = sum_t dy (x - mean) rstd splits into sums over tokens with row weights, which are
     matrix products: no normalised copy of x is made.
     """
+    rows = torch.cat((-mean * rstd, torch.ones_like(mean)), 2).transpose(1, 2)
+    both = torch.bmm(rows, dy).flatten(1)
     buffer = dy * x
-    rows = torch.stack((torch.ones_like(mean), -mean * rstd), 1).squeeze(-1)
-    dbeta, shift = torch.bmm(rows, dy).unbind(1)
-    dgamma = torch.bmm(rstd.transpose(1, 2), buffer).squeeze(1) + shift
+    both[:, : x.shape[-1]] += torch.bmm(rstd.transpose(1, 2), buffer).squeeze(1)
     if not need_dx:
-        return None, dgamma, dbeta
+        return None, both
     torch.mul(dy, gamma.unsqueeze(1), out=buffer)
     dx = torch.ops.aten.native_layer_norm_backward(
         buffer, x, (x.shape[-1],), mean, rstd, None, None, [True, False, False]
     )[0]
-    return dx, dgamma, dbeta
+    return dx, both
 
 
 def _tokens(x: Tensor) -> Tensor:
@@ -107,8 +110,9 @@ class _SampleAffine(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, mean, rstd = ctx.saved_tensors
         need_dx = ctx.needs_input_grad[0]
-        dx, dgamma, dbeta = _gradients(_tokens(dy), _tokens(x), gamma, mean, rstd, need_dx)
-        return None if dx is None else dx.reshape(x.shape).to(x.dtype), dgamma, dbeta, None
+        dx, both = _gradients(_tokens(dy), _tokens(x), gamma, mean, rstd, need_dx)
+        dx = None if dx is None else dx.reshape(x.shape).to(x.dtype)
+        return dx, *both.chunk(2, 1), None
 
 
 class _MoELayerNorm(torch.autograd.Function):
@@ -132,42 +136,37 @@ class _MoELayerNorm(torch.autograd.Function):
         p = torch.softmax(torch.addmm(router_bias, token_mean, router_weight.T), -1)
         index, chosen, constant = choose(p, top_k, unit_weights)
         c = chosen / constant
-        gamma = weight + _mix(expert_weight, index, c)
-        beta = bias + _mix(expert_bias, index, c)
+        offsets = torch.cat((expert_weight, expert_bias), 1)[index]  # [B, k, 2D]
+        mixed = offsets.squeeze(1) if top_k == 1 else torch.bmm(c.unsqueeze(1), offsets).squeeze(1)
+        gamma, beta = torch.cat((weight, bias)).add(mixed).chunk(2, 1)
         y, mean, rstd = _normalise(tokens, gamma, beta, eps)
+        straight = constant if router_grad else None
         ctx.save_for_backward(
-            x, mean, rstd, gamma, expert_weight, expert_bias, router_weight, token_mean, p, index
+            x, mean, rstd, gamma, offsets, router_weight, token_mean, p, index, c, straight
         )
-        ctx.coefficients = (c, 1 / constant if router_grad else None)
         ctx.mark_non_differentiable(index)
         return y.reshape(x.shape).to(x.dtype), p, index
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dp: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rstd, gamma, ew, eb, rw, token_mean, p, index = ctx.saved_tensors
-        c, per_constant = ctx.coefficients
+        x, mean, rstd, gamma, offsets, router_weight, token_mean, p, index, c, straight = (
+            ctx.saved_tensors
+        )
         need_dx = ctx.needs_input_grad[0]
-        dx, dgamma, dbeta = _gradients(_tokens(dy), _tokens(x), gamma, mean, rstd, need_dx)
-        flat, (batch, k) = index.flatten(), index.shape
-        both = torch.cat((dgamma, dbeta), 1)
-        spread = (c.unsqueeze(-1) * both.unsqueeze(1)).reshape(batch * k, -1)
-        d_experts = both.new_zeros(len(ew), both.shape[1]).index_add_(0, flat, spread)
-        dew, deb = d_experts.chunk(2, 1)
-        if per_constant is not None:
+        dx, both = _gradients(_tokens(dy), _tokens(x), gamma, mean, rstd, need_dx)
+        spread = both if c.shape[1] == 1 else (c.unsqueeze(-1) * both.unsqueeze(1)).flatten(0, 1)
+        d_experts = both.new_zeros(p.shape[1], both.shape[1]).index_add_(0, index.flatten(), spread)
+        if straight is not None:
             # Straight through: the chosen expert's offset scaled by p/det(p) pulls on p.
-            dc = (ew[index] * dgamma.unsqueeze(1) + eb[index] * dbeta.unsqueeze(1)).sum(-1)
-            dp = dp.scatter_add(1, index, dc * per_constant)
+            dc = torch.bmm(offsets, both.unsqueeze(2)).squeeze(2)
+            dp = dp.scatter_add(1, index, dc / straight)
         dlogits = p * (dp - (dp * p).sum(-1, keepdim=True))
         if dx is not None:
-            dx += ((dlogits @ rw) / dx.shape[1]).unsqueeze(1)
+            dx.add_((dlogits @ router_weight).unsqueeze(1), alpha=1 / dx.shape[1])
             dx = dx.reshape(x.shape).to(x.dtype)
-        nothing = (None,) * 4
-        return dx, None, None, dew, deb, dlogits.T @ token_mean, dlogits.sum(0), *nothing
-
-
-def _mix(experts: Tensor, index: Tensor, c: Tensor) -> Tensor:
-    return torch.bmm(c.unsqueeze(1), experts[index]).squeeze(1)
+        router = (dlogits.T @ token_mean, dlogits.sum(0))
+        return dx, None, None, *d_experts.chunk(2, 1), *router, None, None, None, None
 
 
 def sample_affine_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:

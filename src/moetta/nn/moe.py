@@ -29,17 +29,16 @@ class Routing:
 def balance_loss(routing: Routing) -> Tensor:
     """E sum_e F_e P_e: share of the batch that went to e, times e's mean probability.
 
+    Leading axes are kept: of M layers' routings in one, [M, B, E] and [M, B, k], it is [M].
     It is 1 for a uniform router. The paper's claim that it cannot be less is false:
 
     >>> p = torch.tensor([[0.51, 0.49], [0.51, 0.49], [0.0, 1.0]])
     >>> round(balance_loss(Routing(p, p.argmax(1, keepdim=True))).item(), 4)
     0.8933
     """
-    p = routing.probabilities
-    share = torch.zeros_like(p[0]).index_add_(
-        0, routing.experts.flatten(), p.new_ones(routing.experts.numel())
-    )
-    return p.shape[1] / routing.experts.numel() * (share * p.mean(0)).sum()
+    p, chosen = routing.probabilities, routing.experts.flatten(-2)
+    count = torch.zeros_like(p[..., 0, :]).scatter_add_(-1, chosen, p.new_ones(chosen.shape))
+    return (count * p.mean(-2)).sum(-1) * (p.shape[-1] / chosen.shape[-1])
 
 
 class MoENorm(nn.Module):
