@@ -45,6 +45,25 @@ def test_equals_the_plain_twin(shape, options):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.fixture
+def compiled():
+    """The kernel as a compiler is given it, run without the need of one."""
+    dynamo = pytest.importorskip("torch._dynamo")
+    if not dynamo.is_dynamo_supported():
+        pytest.skip("torch.compile is not supported here")
+    yield torch.compile(fused.moe_layer_norm, backend="aot_eager", fullgraph=True)
+    dynamo.reset()
+
+
+@pytest.mark.parametrize("options", [(1, False, True), (2, True, False)])
+def test_compiled_it_equals_the_plain_twin_at_every_batch_size(options, compiled):
+    for shape in [(4, 37, 6), (3, 37, 6), (4, 32, 6), (4, 6)]:
+        args = arguments(shape)
+        ours = gradients(compiled, args, *options)
+        twin = gradients(fused.moe_layer_norm_reference, args, *options)
+        torch.testing.assert_close(ours, twin)
+
+
 def test_gradcheck():
     # Without the straight-through path: there value and gradient differ on purpose.
     args = arguments((3, 4, 5))

@@ -75,9 +75,16 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor]:
     """Backward of `_normalise`: dx (if wanted), dgamma beside dbeta [B, 2D].
 
-    dgamma = sum_t dy (x - mean) rstd splits into sums over tokens with row weights, which are
-    matrix products: no normalised copy of x is made.
+    By hand, dgamma = sum_t dy (x - mean) rstd splits into sums over tokens with row weights, which
+    are matrix products: no normalised copy of x is made. A compiler makes none of the formula as it
+    stands, but cannot fuse matrix products.
     """
+    if torch.compiler.is_compiling():
+        normal, pull = (x - mean) * rstd, dy * gamma.unsqueeze(1)
+        both = torch.cat((_token_sum(dy * normal), _token_sum(dy)), 1)
+        slope = (pull * normal).mean(-1, keepdim=True)
+        dx = rstd * (pull - pull.mean(-1, keepdim=True) - normal * slope)
+        return dx if need_dx else None, both
     rows = torch.cat((-mean * rstd, torch.ones_like(mean)), 2).transpose(1, 2)
     both = torch.bmm(rows, dy).flatten(1)
     buffer = dy * x
@@ -89,6 +96,13 @@ def _gradients(
         buffer, x, (x.shape[-1],), mean, rstd, None, None, [True, False, False]
     )[0]
     return dx, both
+
+
+def _token_sum(z: Tensor, block: int = 16) -> Tensor:
+    """``z.sum(1)``, a few tokens at a time: compiled, it then reads memory in order."""
+    blocks = z.shape[1] // block
+    total = z[:, : blocks * block].unflatten(1, (blocks, block)).sum(2).sum(1)
+    return total if z.shape[1] % block == 0 else total + z[:, blocks * block :].sum(1)
 
 
 def _tokens(x: Tensor) -> Tensor:
