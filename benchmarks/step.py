@@ -21,6 +21,8 @@ from rich.table import Table
 from torch import Tensor
 
 import moetta
+from moetta.nn.moe import with_experts
+from moetta.nn.norms import describe
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Options:
     """Also run MoETTA with these norm layers left frozen, as in "0-5"."""
     profile: str = ""
     """Instead, print where one step of this method spends its time."""
+    layer: bool = False
+    """Instead, time one layer with experts beside a native LayerNorm, on [batch, 197, 192]."""
 
 
 def build_model(options: Options) -> torch.nn.Module:
@@ -100,6 +104,8 @@ def saved_by_forward(adapter: moetta.Adapter, images: Tensor) -> int:
 def main(options: Options) -> None:
     """Measure and print."""
     torch.set_num_threads(options.threads)
+    if options.layer:
+        return layer(options)
     model = build_model(options)
     images = [batch_of(options, model, seed) for seed in range(3)]
     if options.profile:
@@ -124,6 +130,42 @@ def main(options: Options) -> None:
                 times[name].append(time.perf_counter() - start)
     saved = {name: saved_by_forward(adapter, images[0]) for name, adapter in adapters.items()}
     show(options, adapters, times, saved)
+
+
+def layer(options: Options, tokens: int = 197, width: int = 192, experts: int = 9) -> None:
+    """Print the median time of one norm layer's forward and backward pass, calls interleaved."""
+    torch.manual_seed(0)
+    shape = (options.batch, tokens, width)
+    # Several inputs in turn: in a model a layer's input is not in the cache either.
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(8)]
+    pull, pull_p = torch.randn(shape), torch.randn(options.batch, experts)
+    native = torch.nn.LayerNorm(width, eps=1e-6)
+    described = describe("norm", torch.nn.LayerNorm(width, eps=1e-6))
+    assert described is not None
+    ours = with_experts(described, experts)
+    ours.weight.requires_grad_(False)
+    ours.bias.requires_grad_(False)
+    trained = [p for p in ours.parameters() if p.requires_grad]
+    times: dict[str, list[tuple[float, float]]] = {"native": [], "with experts": []}
+    # One thread is timed by its own processor time, which other processes disturb less.
+    clock = time.process_time if options.threads == 1 else time.perf_counter
+    for turn in range(120):
+        x = inputs[turn % len(inputs)]
+        for name in random.Random(turn).sample(list(times), 2):
+            start = clock()
+            if name == "native":
+                outputs, pulls, wanted = [native(x)], [pull], [x, *native.parameters()]
+            else:
+                y = ours(x)
+                assert ours.last is not None
+                outputs, pulls = [y, ours.last.probabilities], [pull, pull_p]
+                wanted = [x, *trained]
+            middle = clock()
+            torch.autograd.grad(outputs, wanted, pulls)
+            times[name].append((middle - start, clock() - middle))
+    for name, pairs in times.items():
+        forward, backward = (statistics.median(column[10:]) for column in zip(*pairs, strict=True))
+        print(f"{name:12}  forward {forward * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms")
 
 
 def profile(name: str, model: torch.nn.Module, images: list[Tensor]) -> None:
