@@ -205,6 +205,18 @@ def test_convnext_leaves_channels_first_norms_alone():
     ]
 
 
+def test_convnexts_channels_first_norms_can_be_asked_for():
+    model = ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), num_classes=5).eval()
+    x = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    few = moetta.adapt(model, "moetta", frozen="")
+    every = moetta.adapt(model, "moetta", frozen="", channels_first=True)
+    added = set(every.layers) - set(few.layers)
+    between = {f"stages.{stage}.downsample.0" for stage in (1, 2, 3)}
+    assert added == {"stem.1", "head.norm", *between}
+    torch.testing.assert_close(every(x), model(x).detach(), atol=2e-6, rtol=1e-5)
+    assert every.trained["stem.1.expert_bias"].abs().max() > 0
+
+
 def test_convnext_with_only_channels_first_norms_uses_them():
     model = ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), num_classes=5, conv_mlp=True)
     adapter = moetta.adapt(model, "moetta", lr=0.1)

@@ -39,6 +39,8 @@ class MoETTAConfig(SGDConfig):
         frozen: norm layers left as they are, by index, as in "0-5,8"; None is the paper's choice
             for the architecture (the first of a ViT-B, 0-14 of a ViT-L, a ConvNeXt's first ninth).
         plain: norm layers whose own scale and shift are trained, without experts.
+        channels_first: count a ConvNeXt's channels-first LayerNorms (stem, downsampling and head)
+            among the layers too; the paper leaves them as they are.
         select: learn only from samples below the running average entropy.
         reweight: weigh samples by exp(e0 - H).
         router_grad: let the entropy loss reach the routers.
@@ -65,6 +67,7 @@ class MoETTAConfig(SGDConfig):
     e0: float = 0.4
     frozen: str | None = None
     plain: str = ""
+    channels_first: bool = False
     select: bool = True
     reweight: bool = True
     router_grad: bool = True
@@ -87,14 +90,14 @@ class MoETTAConfig(SGDConfig):
         require(self.balance >= 0, f"balance must be at least 0, not {self.balance}")
 
 
-def indexed_norms(network: nn.Module) -> list[Norm]:
+def indexed_norms(network: nn.Module, channels_first: bool = False) -> list[Norm]:
     """The norm layers as MoETTA counts them.
 
-    Channels-first LayerNorms (ConvNeXt's stem and downsampling) are not counted and stay frozen,
-    unless the model has no others.
+    Channels-first LayerNorms (ConvNeXt's stem, downsampling and head) are not counted and stay
+    frozen, unless they are asked for or the model has no others.
     """
     norms = find_norms(network)
-    return [norm for norm in norms if not norm.channels_first] or norms
+    return [norm for norm in norms if channels_first or not norm.channels_first] or norms
 
 
 def default_frozen(network: nn.Module, count: int) -> set[int]:
@@ -110,7 +113,8 @@ class MoETTA(Adapter):
 
     def build(self, source: Source) -> None:
         """Give the norm layers experts."""
-        config, norms = self.config, indexed_norms(self.network)
+        config = self.config
+        norms = indexed_norms(self.network, config.channels_first)
         count = len(norms)
         frozen = (
             default_frozen(self.network, count)

@@ -117,7 +117,9 @@ def _sensitivity(setting: Setting, found: Found, folder: Path) -> list[Table]:
 
 
 def _layers(setting: Setting) -> int:
-    return len(indexed_norms(load_model(setting.models[0], setting.common.get("weights"))))
+    _, config = settings(Cell("moetta", setting.classical, setting.models[0]))
+    model = load_model(setting.models[0], setting.common.get("weights"))
+    return len(indexed_norms(model, config.channels_first))  # type: ignore[attr-defined]
 
 
 def _spans(layers: int) -> list[tuple[str, str]]:
