@@ -55,6 +55,18 @@ def assert_same(one: Path, other: Path) -> None:
             assert a == b
 
 
+def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path) -> None:
+    cell = replace(CELL, limit=64)
+    first = run_cell(cell, tmp_path)
+    next(first)
+    with pytest.raises(RuntimeError, match="another command is running this cell"):
+        next(run_cell(cell, tmp_path))
+    first.close()  # as a stopped command does; the lock goes with it
+    folder = finish(cell, tmp_path)
+    assert not (folder / "lock").exists()
+    assert_same(folder, finish(cell, tmp_path / "undisturbed"))
+
+
 @pytest.mark.parametrize("method", ["moetta", "eata", "cotta", "mgtta"])
 def test_stopped_between_batches(method: str, tmp_path: Path) -> None:
     cell = replace(CELL, method=method, limit=96, source_images=32)

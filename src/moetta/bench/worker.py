@@ -25,6 +25,11 @@ from moetta.bench.protocol import Prepared, prepare
 from moetta.data import Batch, logit_mask
 from moetta.state import read_safetensors, write_atomically
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two commands apart
+    fcntl = None  # type: ignore[assignment]
+
 BASELINE_BATCHES = 64
 SIMILARITY_POINTS = 40
 
@@ -61,7 +66,8 @@ def run_cell(
 ) -> Generator[Progress, None, Path]:
     """Run a cell, or what is left of it; yields after every batch and returns its folder.
 
-    A finished cell is not run again. Closing the generator writes a checkpoint.
+    A finished cell is not run again. Closing the generator writes a checkpoint. A cell that another
+    process is running raises an error: two writers would mix their checkpoints.
 
     Args:
         cell: what to run.
@@ -74,8 +80,27 @@ def run_cell(
     folder = root / prepared.key
     if not writer.finished(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        yield from _Session(prepared, folder).run(checkpoint_seconds)
+        with _alone(folder):
+            if not writer.finished(folder):  # by a process that had the lock before
+                yield from _Session(prepared, folder).run(checkpoint_seconds)
     return folder
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Generator[None, None, None]:
+    """Holds a run's lock, which the system drops when the process ends, however it ends."""
+    with (folder / "lock").open("w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"another command is running this cell in {folder}; wait for it, stop it, or "
+                    "choose another folder with --out"
+                ) from None
+        yield
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "lock").unlink()
 
 
 class _Session:
