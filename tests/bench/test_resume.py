@@ -59,7 +59,7 @@ def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path) -> None:
     cell = replace(CELL, limit=64)
     first = run_cell(cell, tmp_path)
     next(first)
-    with pytest.raises(RuntimeError, match="another command is running this cell"):
+    with pytest.raises(BlockingIOError, match="another command is running this cell"):
         next(run_cell(cell, tmp_path))
     first.close()  # as a stopped command does; the lock goes with it
     folder = finish(cell, tmp_path)

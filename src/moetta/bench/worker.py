@@ -94,7 +94,7 @@ def _alone(folder: Path) -> Generator[None, None, None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RuntimeError(
+                raise BlockingIOError(
                     f"another command is running this cell in {folder}; wait for it, stop it, or "
                     "choose another folder with --out"
                 ) from None
