@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from moetta import source as source_data
+from moetta import clean_images
 from moetta import state
 from moetta.config import Config
 from moetta.functional import entropy
@@ -254,7 +254,7 @@ class Adapter:
         """
         if not self.from_source:
             raise ValueError(f"this {self.method} adapter keeps nothing of source images")
-        source_data.save(self, path)
+        clean_images.save(self, path)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[Adapter]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moetta import source as source_data
+from moetta import clean_images
 from moetta.adapter import Source, Step
 from moetta.config import positive, require
 from moetta.functional import entropy, log_classes, masked_mean, reliability
@@ -66,13 +66,13 @@ class EATA(NormAffineAdapter):
                 "with fisher_weight=0"
             )
         self._anchors = {name: p.detach().clone() for name, p in self.trained.items()}
-        source_data.obtain(self, source, self._fisher)
+        clean_images.obtain(self, source, self._fisher)
 
     def _fisher(self, source: Tensor) -> dict[str, Tensor]:
         """Mean over batches of the squared gradient of each batch's mean pseudo-label loss."""
         sums = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         batches = 0
-        for batch in source_data.batches(
+        for batch in clean_images.batches(
             source, self.config.fisher_batch, self.config.fisher_samples
         ):
             logits = batch.map(lambda t: t.to(self.device)).logits(self.model)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import moetta
 from helpers.models import FAMILIES, images, small_vit
 from helpers.trials import assert_same
-from moetta.source import batches
+from moetta.clean_images import batches
 
 NEED = [name for name, method in moetta.methods().items() if method.adapter.needs_source]
 
