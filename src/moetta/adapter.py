@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from moetta import clean_images
-from moetta import state
+from moetta import clean_images, state
 from moetta.config import Config
 from moetta.functional import entropy
 from moetta.inputs import Inputs
