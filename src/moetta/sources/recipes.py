@@ -7,6 +7,8 @@ file and the recipe it came from can be compared field by field (see :mod:`moett
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from timm.layers import LayerNorm2d
@@ -19,11 +21,18 @@ class ConvStem(nn.Module):
     """Two or more 3 x 3 convolutions of stride 2 in the place of timm's patch embedding.
 
     Small vision transformers learn far faster from few images when the first layers are
-    convolutions. There is no norm layer in here: a ViT's norm layers stay its blocks' own.
+    convolutions. ``normed``, a LayerNorm over the channels follows each convolution: the nearer to
+    the pixels a norm layer is, the more of a photometric shift can be undone in it.
     """
 
     def __init__(
-        self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, **_: Any
+        self,
+        img_size: int,
+        patch_size: int,
+        in_chans: int,
+        embed_dim: int,
+        normed: bool = False,
+        **_: Any,
     ) -> None:
         super().__init__()
         stages = patch_size.bit_length() - 1
@@ -34,13 +43,12 @@ class ConvStem(nn.Module):
         self.grid_size = (img_size // patch_size, img_size // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         self.patch_size = (patch_size, patch_size)
-        layers: list[nn.Module] = []
-        width = in_chans
-        for stage in range(stages):
-            out = embed_dim if stage else embed_dim // 2
-            layers += [nn.Conv2d(width, out, 3, stride=2, padding=1), nn.GELU()]
-            width = out
-        self.proj = nn.Sequential(*layers[:-1])
+        widths = [in_chans, embed_dim // 2] + [embed_dim] * (stages - 1)
+        self.proj = nn.ModuleList(
+            nn.Conv2d(width, out, 3, stride=2, padding=1) for width, out in pairwise(widths)
+        )
+        norm = nn.LayerNorm if normed else nn.Identity
+        self.norms = nn.ModuleList(norm(width) for width in widths[1:])
 
     def feat_ratio(self) -> tuple[int, int]:
         """How many pixels a token spans (timm asks for it)."""
@@ -48,7 +56,11 @@ class ConvStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, T, D]."""
-        return self.proj(x).flatten(2).transpose(1, 2)
+        for stage, (convolution, norm) in enumerate(zip(self.proj, self.norms, strict=True)):
+            if stage:
+                x = nn.functional.gelu(x).permute(0, 3, 1, 2)
+            x = norm(convolution(x).permute(0, 2, 3, 1))
+        return x.flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -60,12 +72,15 @@ class ViTShape:
     heads: int = 3
     patch: int = 4
     conv_stem: bool = True
+    stem_norm: bool = False
+    """A LayerNorm after each convolution of the stem."""
     drop_path: float = 0.0
     image: int = 32
 
     def build(self, classes: int) -> nn.Module:
         """The untrained network; its initial weights come from torch's global generator."""
-        extra: dict[str, Any] = {"embed_layer": ConvStem} if self.conv_stem else {}
+        stem = partial(ConvStem, normed=self.stem_norm)
+        extra: dict[str, Any] = {"embed_layer": stem} if self.conv_stem else {}
         return VisionTransformer(
             img_size=self.image,
             patch_size=self.patch,
@@ -80,7 +95,10 @@ class ViTShape:
 
 @dataclass(frozen=True)
 class ConvNeXtShape:
-    """A small timm ``ConvNeXt`` (channels-last blocks) whose stem halves a 32-pixel image once."""
+    """A small timm ``ConvNeXt`` (channels-last blocks) with a stem for 32-pixel images.
+
+    The stem is a 3 x 3 convolution of stride 2, or non-overlapping patches of 4 pixels.
+    """
 
     dims: tuple[int, int, int, int] = (40, 80, 160, 256)
     depths: tuple[int, int, int, int] = (1, 2, 2, 1)
@@ -101,9 +119,10 @@ class ConvNeXtShape:
             drop_path_rate=self.drop_path,
             conv_mlp=False,
         )
-        # timm's stems shrink the image four times before the first stage: too much for 32 pixels.
+        kernel = max(3, self.stem_stride)
+        padding = (kernel - self.stem_stride + 1) // 2
         model.stem = nn.Sequential(
-            nn.Conv2d(3, self.dims[0], 3, stride=self.stem_stride, padding=1),
+            nn.Conv2d(3, self.dims[0], kernel, stride=self.stem_stride, padding=padding),
             LayerNorm2d(self.dims[0]),
         )
         return model
@@ -190,15 +209,17 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(
             name="digits-vit",
-            shape=ViTShape(dim=128, depth=4, heads=4, patch=8),
+            shape=ViTShape(dim=96, depth=4, heads=4, patch=8, stem_norm=True),
             steps=3_000,
             lr=1.2e-3,
             **_DIGITS,
         ),
         Recipe(
             name="digits-convnext",
-            shape=ConvNeXtShape(dims=(32, 64, 128, 160), depths=(2, 2, 3, 1)),
-            steps=1_500,
+            shape=ConvNeXtShape(
+                dims=(32, 64, 128, 160), depths=(2, 2, 2, 1), kernel=5, stem_stride=4
+            ),
+            steps=2_500,
             **_DIGITS,
         ),
         Recipe(name="cifar-convnext", shape=ConvNeXtShape(drop_path=0.02), steps=11_000, **_CIFAR),

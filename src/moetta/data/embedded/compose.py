@@ -118,12 +118,16 @@ def colour(luma: Tensor, chroma: Tensor) -> Tensor:
 
 
 def paint(view: Scene) -> Tensor:
-    """The source style: dark strokes on lighter, textured grounds, all coloured. Uint8."""
+    """The source style: dark strokes on lighter, textured grounds, all coloured. Uint8.
+
+    Brightness and contrast vary little, as under one studio's lamps: a model that has seen nothing
+    else is thrown off by weather and lighting, and can find its way back.
+    """
     u = uniforms(view.seed, view.index, 24, stream=2)
-    ground_luma = 0.5 + 0.35 * u[:, 0]
-    ink_luma = ground_luma * (0.4 + 0.35 * u[:, 1])
-    ground = colour(ground_luma, 0.5 * u[:, 3:6] - 0.25)
-    stroke = colour(ink_luma, 0.5 * u[:, 6:9] - 0.25)
+    ground_luma = 0.54 + 0.12 * u[:, 0]
+    ink_luma = ground_luma * (0.45 + 0.1 * u[:, 1])
+    ground = colour(ground_luma, 0.2 * u[:, 3:6] - 0.1)
+    stroke = colour(ink_luma, 0.2 * u[:, 6:9] - 0.1)
 
     def amount(column: int, high: float) -> Tensor:
         return (high * u[:, column] ** 2).view(-1, 1, 1, 1)
