@@ -4,9 +4,10 @@ Every method gets one pass over the four extra corruptions at severity 5 for eac
 the same list. All else is as in its paper, but for MoETTA's layers: the paper leaves the first few
 of 25 to 49 norm layers alone, and the small models have too few to spare one.
 
-The lowest rate within one standard error of the best is chosen, for every method: what the stream
-cannot tell apart is decided for caution. It goes to ``src/moetta/sources/tuned.toml``. Finished
-trials are kept in a file, so an interrupted search continues where it stopped.
+The choice is cautious, and the same for every method: a rate counts only if the next higher one was
+tried and does no harm (is not below noadapt), and of those within one standard error of the best
+the lowest is taken. It goes to ``src/moetta/sources/tuned.toml``. Finished trials are kept in a
+file, so an interrupted search continues where it stopped.
 
     python benchmarks/tune.py --models digits-vit digits-convnext
     python benchmarks/tune.py --models cifar-vit cifar-convnext --data FOLDER_WITH_CIFAR10
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +125,19 @@ def search(options: Tune) -> list[dict]:
     ]
 
 
-def chosen(tried: list[dict]) -> dict:
-    """The trial with the lowest rate within one standard error of the best."""
-    best = max(tried, key=lambda d: d["accuracy"])
+def chosen(tried: list[dict], none: float) -> dict:
+    """The lowest rate within one standard error of the best, a step away from any that harms.
+
+    Args:
+        tried: trials of one method.
+        none: accuracy without adaptation.
+    """
+    tried = sorted(tried, key=lambda d: d["fields"]["lr"])
+    safe = [d for d, higher in pairwise(tried) if higher["accuracy"] >= none] or tried[:1]
+    best = max(safe, key=lambda d: d["accuracy"])
     share = best["accuracy"] / 100
     error = 100 * math.sqrt(share * (1 - share) / best["samples"])
-    close = [d for d in tried if d["accuracy"] >= best["accuracy"] - error]
-    return min(close, key=lambda d: d["fields"]["lr"])
+    return next(d for d in safe if d["accuracy"] >= best["accuracy"] - error)
 
 
 def main(options: Tune) -> None:
@@ -144,7 +152,7 @@ def main(options: Tune) -> None:
         text += f"# {model}: noadapt {none:.2f} % there.\n"
         for method in dict.fromkeys(d["method"] for d in mine if d["fields"]):
             tried = [d for d in mine if d["method"] == method]
-            found = chosen(tried)
+            found = chosen(tried, none)
             row = "  ".join(f"{d['fields']['lr']:g}: {d['accuracy']:.2f}" for d in tried)
             print(f"  {method:8} {row}   chosen {found['fields']['lr']:g}")
             text += f"[{model}.{method}]  # {found['accuracy']:.2f} %\n"

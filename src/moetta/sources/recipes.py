@@ -210,7 +210,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             name="digits-vit",
             shape=ViTShape(dim=96, depth=4, heads=4, patch=8, stem_norm=True),
-            steps=3_000,
+            steps=2_200,
             lr=1.2e-3,
             **_DIGITS,
         ),
@@ -219,7 +219,7 @@ RECIPES: dict[str, Recipe] = {
             shape=ConvNeXtShape(
                 dims=(32, 64, 128, 160), depths=(2, 2, 2, 1), kernel=5, stem_stride=4
             ),
-            steps=2_500,
+            steps=2_000,
             **_DIGITS,
         ),
         Recipe(name="cifar-convnext", shape=ConvNeXtShape(drop_path=0.02), steps=11_000, **_CIFAR),

@@ -124,10 +124,10 @@ def paint(view: Scene) -> Tensor:
     else is thrown off by weather and lighting, and can find its way back.
     """
     u = uniforms(view.seed, view.index, 24, stream=2)
-    ground_luma = 0.54 + 0.12 * u[:, 0]
-    ink_luma = ground_luma * (0.45 + 0.1 * u[:, 1])
-    ground = colour(ground_luma, 0.2 * u[:, 3:6] - 0.1)
-    stroke = colour(ink_luma, 0.2 * u[:, 6:9] - 0.1)
+    ground_luma = 0.5 + 0.22 * u[:, 0]
+    ink_luma = ground_luma * (0.4 + 0.25 * u[:, 1])
+    ground = colour(ground_luma, 0.3 * u[:, 3:6] - 0.15)
+    stroke = colour(ink_luma, 0.3 * u[:, 6:9] - 0.15)
 
     def amount(column: int, high: float) -> Tensor:
         return (high * u[:, column] ** 2).view(-1, 1, 1, 1)
