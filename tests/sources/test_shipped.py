@@ -19,8 +19,8 @@ NAMES = sources.available()
 DIGITS = [n for n in NAMES if sources.recipe(n).data == "digits"]
 
 
-def test_the_benchmarks_own_model_is_shipped():
-    assert "digits-vit" in NAMES
+def test_the_benchmarks_own_models_are_shipped():
+    assert {"digits-vit", "digits-convnext"} <= set(NAMES)
     assert set(NAMES) <= set(sources.RECIPES)
 
 
