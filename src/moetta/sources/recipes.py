@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 
 class ConvStem(nn.Module):
-    """Two or more 3 x 3 convolutions of stride 2 in the place of timm's patch embedding.
+    """3 x 3 convolutions that halve the image step by step, in the place of timm's patch embedding.
 
     Small vision transformers learn far faster from few images when the first layers are
-    convolutions. ``normed``, a LayerNorm over the channels follows each convolution: the nearer to
-    the pixels a norm layer is, the more of a photometric shift can be undone in it.
+    convolutions. At each size the first convolution has stride 2, and ``convs - 1`` more follow.
+    ``normed``, a LayerNorm over the channels follows each convolution: the nearer to the pixels a
+    norm layer is, the more of a photometric shift can be undone in it.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class ConvStem(nn.Module):
         patch_size: int,
         in_chans: int,
         embed_dim: int,
+        widths: tuple[int, ...] = (),
+        convs: int = 1,
         normed: bool = False,
         **_: Any,
     ) -> None:
@@ -43,12 +46,20 @@ class ConvStem(nn.Module):
         self.grid_size = (img_size // patch_size, img_size // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         self.patch_size = (patch_size, patch_size)
-        widths = [in_chans, embed_dim // 2] + [embed_dim] * (stages - 1)
+        widths = widths or (embed_dim // 2, *[embed_dim] * (stages - 1))
+        if len(widths) != stages or widths[-1] != embed_dim:
+            raise ValueError(
+                f"a stem for patches of {patch_size} has {stages} widths, the last of them "
+                f"{embed_dim}, not {widths}"
+            )
+        strides = [1 if i % convs else 2 for i in range(stages * convs)]
+        channels = [in_chans, *(width for width in widths for _ in range(convs))]
         self.proj = nn.ModuleList(
-            nn.Conv2d(width, out, 3, stride=2, padding=1) for width, out in pairwise(widths)
+            nn.Conv2d(width, out, 3, stride=stride, padding=1)
+            for (width, out), stride in zip(pairwise(channels), strides, strict=True)
         )
         norm = nn.LayerNorm if normed else nn.Identity
-        self.norms = nn.ModuleList(norm(width) for width in widths[1:])
+        self.norms = nn.ModuleList(norm(width) for width in channels[1:])
 
     def feat_ratio(self) -> tuple[int, int]:
         """How many pixels a token spans (timm asks for it)."""
@@ -72,6 +83,10 @@ class ViTShape:
     heads: int = 3
     patch: int = 4
     conv_stem: bool = True
+    stem_widths: tuple[int, ...] = ()
+    """Channels at each size of the stem; by default half of ``dim``, then ``dim``."""
+    stem_convs: int = 1
+    """Convolutions at each size of the stem."""
     stem_norm: bool = False
     """A LayerNorm after each convolution of the stem."""
     drop_path: float = 0.0
@@ -79,7 +94,9 @@ class ViTShape:
 
     def build(self, classes: int) -> nn.Module:
         """The untrained network; its initial weights come from torch's global generator."""
-        stem = partial(ConvStem, normed=self.stem_norm)
+        stem = partial(
+            ConvStem, widths=self.stem_widths, convs=self.stem_convs, normed=self.stem_norm
+        )
         extra: dict[str, Any] = {"embed_layer": stem} if self.conv_stem else {}
         return VisionTransformer(
             img_size=self.image,
@@ -222,8 +239,22 @@ RECIPES: dict[str, Recipe] = {
             steps=2_000,
             **_DIGITS,
         ),
-        Recipe(name="cifar-convnext", shape=ConvNeXtShape(drop_path=0.02), steps=11_000, **_CIFAR),
-        Recipe(name="cifar-vit", shape=ViTShape(), steps=10_000, lr=1e-3, **_CIFAR),
+        Recipe(name="cifar-convnext", shape=ConvNeXtShape(drop_path=0.02), steps=8_000, **_CIFAR),
+        Recipe(
+            name="cifar-vit",
+            shape=ViTShape(
+                dim=128,
+                depth=4,
+                heads=4,
+                patch=8,
+                stem_widths=(48, 96, 128),
+                stem_convs=2,
+                stem_norm=True,
+            ),
+            steps=8_000,
+            lr=1.5e-3,
+            **_CIFAR,
+        ),
     )
 }
 
