@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import os
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load as from_bytes
 
 from moetta import sources
-from moetta.data import embedded
+from moetta.data import cifar10, embedded
 from moetta.data.preprocess import own_preprocess
 from moetta.sources.making import training_batches
 from moetta.sources.training import Trainer, normalise
@@ -17,11 +19,19 @@ from moetta.sources.training import Trainer, normalise
 WEIGHTS = files("moetta.sources").joinpath("weights")
 NAMES = sources.available()
 DIGITS = [n for n in NAMES if sources.recipe(n).data == "digits"]
+PHOTOS = [n for n in NAMES if sources.recipe(n).data == "cifar10"]
 
 
-def test_the_benchmarks_own_models_are_shipped():
-    assert {"digits-vit", "digits-convnext"} <= set(NAMES)
-    assert set(NAMES) <= set(sources.RECIPES)
+@pytest.fixture(scope="module")
+def photos() -> Path:
+    folder = os.environ.get("MOETTA_CIFAR10")
+    if not folder:
+        pytest.skip("MOETTA_CIFAR10 does not name a folder with CIFAR-10")
+    return Path(folder)
+
+
+def test_all_models_are_shipped():
+    assert set(NAMES) == set(sources.RECIPES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,6 +76,24 @@ def test_training_again_from_the_seed_starts_as_recorded(name):
     trainer, batches = Trainer(recipe), training_batches(recipe, None)
     losses = [trainer.advance(batches) for _ in range(3)]
     assert losses == pytest.approx(card["first_losses"][:3], abs=2e-3)
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_the_accuracy_on_photos_is_the_cards(name, photos):
+    model, recipe, card = sources.load(name), sources.recipe(name), sources.card(name)
+    domain = cifar10(photos, "test")
+    with torch.inference_mode():
+        parts = [model(normalise(x, recipe)).argmax(1) for x in domain.images.split(500)]
+    right = torch.cat(parts) == domain.labels
+    assert 100 * right.float().mean().item() == pytest.approx(card["accuracy"]["clean"], abs=0.5)
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_training_on_photos_again_starts_as_recorded(name, photos):
+    recipe, card = sources.recipe(name), sources.card(name)
+    trainer, batches = Trainer(recipe), training_batches(recipe, photos)
+    losses = [trainer.advance(batches) for _ in range(2)]
+    assert losses == pytest.approx(card["first_losses"][:2], abs=2e-3)
 
 
 def test_loading_leaves_the_global_generator_alone():
