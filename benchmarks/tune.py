@@ -140,16 +140,25 @@ def chosen(tried: list[dict], none: float) -> dict:
     return next(d for d in safe if d["accuracy"] >= best["accuracy"] - error)
 
 
+def kept(options: Tune) -> str:
+    """What the file of settings says of models that are not searched now."""
+    text = options.toml.read_text() if options.toml.exists() else ""
+    blocks = text.removeprefix(HEADER).split("\n# ")
+    others = [b.removeprefix("# ").rstrip("\n") for b in blocks]
+    return "".join(f"# {b}\n" for b in others if b and b.split(":")[0] not in options.models)
+
+
 def main(options: Tune) -> None:
     """Searches, prints the table, writes the settings."""
     torch.set_num_threads(options.threads)
     trials = search(options)
-    text = HEADER
-    for model in dict.fromkeys(d["model"] for d in trials):
+    text = HEADER + kept(options)
+    for model in options.models:
         mine = [d for d in trials if d["model"] == model]
         none = next(d["accuracy"] for d in mine if d["method"] == "noadapt")
         print(f"\n{model}: noadapt {none:.2f} % on the validation stream")
-        text += f"# {model}: noadapt {none:.2f} % there.\n"
+        images = mine[0]["samples"]
+        text += f"# {model}: noadapt {none:.2f} % on {images:,} pictures.\n"
         for method in dict.fromkeys(d["method"] for d in mine if d["fields"]):
             tried = [d for d in mine if d["method"] == method]
             found = chosen(tried, none)

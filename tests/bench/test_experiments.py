@@ -60,6 +60,8 @@ def test_table2(out: Path) -> None:
     assert float(rows[0]["time, % of noadapt, ours"]) == 100
     assert float(rows[1]["forward, % of images, ours"]) == 100
     assert 0 < float(moetta["backward, % of images, ours"]) < 100
+    gap = float(moetta["time, % of noadapt, ours"]) - 247
+    assert float(moetta["time, ours - paper"]) == pytest.approx(gap)
     assert (out / "paper" / "table2" / "table2.tex").exists()
 
 

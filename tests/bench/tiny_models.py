@@ -25,5 +25,19 @@ def convnext() -> nn.Module:
     return ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=100)
 
 
+def photo_model() -> nn.Module:
+    """A model whose own config tells of another normalisation than the embedded benchmark's."""
+    model = vit()
+    model.pretrained_cfg = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
+                            "input_size": (3, 32, 32)}  # fmt: skip
+    return model
+
+
 def no_model() -> str:
     return "not a model"
+
+
+def ten_classes() -> nn.Module:
+    """A ViT with fewer classes than the embedded benchmark has."""
+    return VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=1, num_heads=2,
+                             num_classes=10)  # fmt: skip

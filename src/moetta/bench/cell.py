@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,12 @@ class Cell:
         """The model as results call it."""
         return Path(self.model).name if "/" in self.model else self.model
 
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> Cell:
+        """The cell that a run's `card.json` tells of, to run it again."""
+        values = {name: _tuples(value) for name, value in card["cell"].items()}
+        return cls(**values)
+
     def check(self) -> None:
         """Refuse a misspelt name or a value out of range before anything is loaded.
 
@@ -124,6 +130,10 @@ class Cell:
                 "usual names (imagenet-val, imagenet-c, imagenet-r, imagenet-sketch, imagenet-a; "
                 "docs/data.md says where to download them), or CIFAR-10 for cifar10-c"
             )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def is_named(cell: Cell) -> bool:

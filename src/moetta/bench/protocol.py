@@ -35,7 +35,7 @@ from moetta.data import (
 )
 from moetta.data import stream as named_stream
 from moetta.data.named import stream_options
-from moetta.data.preprocess import own_preprocess
+from moetta.data.preprocess import check_preprocess, own_preprocess
 from moetta.methods import find
 
 SCHEMA = 1
@@ -101,8 +101,9 @@ class Prepared:
             "method": cell.method,
             "preset": self.preset,
             "config": self.config.to_dict(),
-            "variant": cell.variant,
+            "variant": self.variant,
             "experiment": cell.experiment,
+            "cell": dataclasses.asdict(cell),
             "protocol": self.protocol,
             "seed": cell.seed,
             "versions": {
@@ -117,9 +118,19 @@ class Prepared:
         }
 
     @property
+    def variant(self) -> str | None:
+        """What the results call this configuration; None if its overrides change nothing.
+
+        A sweep passes through the ordinary configuration: that run is the same by any name.
+        """
+        ordinary = dataclasses.replace(self.cell, overrides=())
+        changed = settings(self.cell)[1] != settings(ordinary)[1]
+        return self.cell.variant if changed else None
+
+    @property
     def key(self) -> str:
         """The name of this cell's folder: readable, and different for whatever differs."""
-        return self._key(self.cell.method, self.cell.variant, self.config)
+        return self._key(self.cell.method, self.variant, self.config)
 
     @property
     def baseline_key(self) -> str:
@@ -127,7 +138,8 @@ class Prepared:
         return self._key("noadapt", None, self.baseline.config)
 
     def _key(self, method: str, variant: str | None, config: Config) -> str:
-        hashed = json.dumps([self.protocol, method, config.to_dict()], sort_keys=True)
+        kind = self.cell.device.partition(":")[0]  # times on a GPU are not those on a CPU
+        hashed = json.dumps([self.protocol, method, config.to_dict(), kind], sort_keys=True)
         digest = hashlib.sha256(hashed.encode()).hexdigest()[:8]
         cell = self.cell
         parts = [cell.model_name, cell.stream_name, method, variant, f"s{cell.seed}", digest]
@@ -181,6 +193,7 @@ def make_stream(cell: Cell, model: nn.Module, start: int = 0) -> Stream:
     options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
     options |= {"seed": cell.seed, "workers": cell.loaders, "start": start}
     if is_named(cell) and cell.data is None:
+        _check_suits_embedded(cell, model)
         return embedded.stream(cell.stream, severity=cell.severity, **options)
     pre = preprocessing(cell, model)
     if is_named(cell):
@@ -199,6 +212,18 @@ def make_stream(cell: Cell, model: nn.Module, start: int = 0) -> Stream:
         domain = image_folder(cell.stream, pre)
         return Stream([domain], name=cell.stream_name, **stream_options(pre), **options)
     return mixture(cell.stream, model=model, preprocess=pre, **options)
+
+
+def _check_suits_embedded(cell: Cell, model: nn.Module) -> None:
+    side = embedded.SIZE
+    try:
+        check_preprocess(model, Preprocess(embedded.MEAN, embedded.STD, size=(side, side)))
+    except ValueError as error:
+        raise ValueError(
+            f"{cell.model} was not made for the embedded benchmark ({side} x {side} pixels, mean "
+            f"{embedded.MEAN[0]}, std {embedded.STD[0]}): use digits-vit or digits-convnext there, "
+            "or name the folder of its own data with --data"
+        ) from error
 
 
 def preprocessing(cell: Cell, model: nn.Module) -> Preprocess:

@@ -39,7 +39,8 @@ def _accuracies(setting: Setting, found: Found, name: str, section: str) -> list
         for stream in setting.streams:
             columns += three_columns(stream)
         caption = f"{model} beside the paper's {key}: accuracy over the stream"
-        made.append(table(f"{name}-{model}", caption, columns, rows, [setting.ours]))
+        short = Path(model).name  # a model may be a folder
+        made.append(table(f"{name}-{short}", caption, columns, rows, [setting.ours]))
     return made
 
 
@@ -82,7 +83,9 @@ def _table2(setting: Setting, found: Found, _: Path) -> list[Table]:
                 if value is not None and images:
                     scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images)
                     ours = value * scale
-            row += [Entry(ours), Entry(by_method(published()["table2"], name, method))]
+            paper = by_method(published()["table2"], name, method)
+            gap = None if ours is None or paper is None else ours - paper
+            row += [Entry(ours), Entry(paper), Entry(gap, signed=True)]
         rows.append(row)
     columns = [Column("method")]
     for title, unit, digits in (
@@ -91,7 +94,8 @@ def _table2(setting: Setting, found: Found, _: Path) -> list[Table]:
         ("backward", "% of images", 0),
         ("time", "% of noadapt", 0),
     ):
-        columns += [Column(title, f"{unit}, ours", digits), Column(title, f"{unit}, paper", digits)]
+        columns += [Column(title, f"{unit}, {whose}", digits) for whose in ("ours", "paper")]
+        columns += [Column(title, "ours - paper", digits)]
     caption = f"Cost on {setting.richest}, {setting.models[0]} beside the paper's vit_base"
     device = setting.common.get("device", "cpu")
     timed = (

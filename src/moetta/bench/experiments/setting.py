@@ -9,6 +9,8 @@ from typing import Any
 
 from moetta.bench.cell import PAPER_MODELS, Cell, grid
 from moetta.bench.results import Group, Run, group
+from moetta.data.datasets import IMAGENET_C_FOLDERS
+from moetta.data.images import named
 from moetta.report.tables import Cell as Entry
 from moetta.report.tables import Column, Table
 
@@ -77,6 +79,13 @@ class Setting:
             remarks.append("the weights come from a local file")
         if self.streams != STREAMS:
             remarks.append("CIFAR-10 is not the paper's data")
+        elif not named(Path(self.data), IMAGENET_C_FOLDERS):
+            remarks.append(
+                "ImageNet-C was made on the fly from the validation images, with our own frost "
+                "and without its second JPEG compression"
+            )
+        if self.common.get("batch_size") not in (None, 64):
+            remarks.append(f"batches hold {self.common['batch_size']} images, the paper's 64")
         if self.common.get("limit"):
             remarks.append(f"only {self.common['limit']:,} images of each stream were used")
         if self.common.get("partial"):

@@ -70,12 +70,13 @@ def _table3(setting: Setting, found: Found, _: Path) -> list[Table]:
             row += beside(ours, printed[place])
             means += [ours.mean] if ours else []
         mean = statistics.fmean(means) if len(means) == len(setting.streams) else None
-        row += [Entry(mean), Entry(printed[3])]
+        gap = None if mean is None else mean - printed[3]
+        row += [Entry(mean), Entry(printed[3]), Entry(gap, signed=True)]
         rows.append(row)
     columns = [Column("MoETTA")]
     for stream in setting.streams:
         columns += three_columns(stream)
-    columns += [Column("average", "ours %", best="high"), Column("average", "paper %")]
+    columns += three_columns("average")
     caption = f"Ablations of MoETTA, {setting.models[0]} beside the paper's vit_base"
     return [table("table3", caption, columns, rows, [setting.ours])]
 

@@ -1,0 +1,71 @@
+"""From a cell to what it runs on: what is one run, what is refused, what a card remembers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetta.bench import Cell
+from moetta.bench.experiments import Setting
+from moetta.bench.protocol import prepare
+from moetta.bench.worker import run_cell
+
+CELL = Cell("moetta", "classical", "tiny_models:vit", limit=32, batch_size=16, threads=1)
+
+
+def named(variant: str, **overrides: object) -> Cell:
+    return replace(CELL, variant=variant, overrides=tuple(overrides.items()))
+
+
+def test_an_override_that_changes_nothing_makes_no_other_run() -> None:
+    plain = prepare(CELL)
+    same = prepare(named("experts=9,balance=0.2", experts=9, balance=0.2))
+    other = prepare(named("experts=3", experts=3))
+    assert same.key == plain.key
+    assert same.card()["variant"] is None
+    assert other.key != plain.key
+    assert "experts=3" in other.key
+    assert other.card()["variant"] == "experts=3"
+
+
+def test_a_gpus_run_is_not_a_cpus() -> None:
+    made = prepare(CELL)
+    assert replace(made, cell=replace(CELL, device="cuda")).key != made.key
+    one, two = (replace(made, cell=replace(CELL, device=f"cuda:{i}")).key for i in (0, 1))
+    assert one == two
+
+
+def test_a_card_is_enough_to_run_the_cell_again() -> None:
+    cell = replace(
+        named("lr=0.01", lr=0.01),
+        normalise=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+        severity=3,
+        seed=7,
+    )
+    made = prepare(cell)
+    card = json.loads(json.dumps(made.card()))
+    assert Cell.from_card(card) == cell
+    assert prepare(Cell.from_card(card)).key == made.key
+
+
+def test_a_model_made_for_other_pictures_is_refused_by_the_embedded_streams() -> None:
+    with pytest.raises(ValueError, match="photo_model was not made for the embedded"):
+        prepare(replace(CELL, model="tiny_models:photo_model"))
+
+
+def test_labels_beyond_the_models_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="knows only 10 classes"):
+        list(run_cell(replace(CELL, model="tiny_models:ten_classes"), tmp_path))
+    assert not list(tmp_path.glob("*/summary.json"))
+
+
+def test_what_is_not_the_papers_is_said(tmp_path: Path) -> None:
+    paper = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    setting = Setting((paper,), data=str(tmp_path))
+    assert "on the fly" in setting.ours
+    (tmp_path / "ImageNet-C").mkdir()
+    assert "are the paper's" in setting.ours
+    assert "16 images" in replace(setting, common={"batch_size": 16}).ours
