@@ -3,6 +3,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -50,6 +51,20 @@ def test_grey_palette_and_transparent_images_become_rgb(tmp_path):
         photo.convert(mode).save(tmp_path / "c" / f"{mode}.{suffix}")
     domain = image_folder(tmp_path, SMALL)
     assert {tuple(domain.images[i].shape) for i in range(4)} == {(3, 32, 32)}
+
+
+def test_sixteen_bits_are_scaled_and_unknown_ranges_refused(tmp_path):
+    (tmp_path / "c").mkdir()
+    ramp = np.linspace(0, 65535, 32 * 32).reshape(32, 32)
+    Image.fromarray(ramp.astype(np.uint16)).save(tmp_path / "c" / "deep.png")
+    Image.fromarray((ramp / 65535).astype(np.float32)).save(tmp_path / "c" / "float.tiff")
+    Image.fromarray(ramp.astype(np.int32)).save(tmp_path / "c" / "long.tiff")
+    images = image_folder(tmp_path, SMALL).images
+    assert (images[0].float() - torch.from_numpy(ramp / 257)).abs().max() <= 1
+    with pytest.raises(UnreadableImage, match=r"float\.tiff.*floating-point"):
+        images[1]
+    with pytest.raises(UnreadableImage, match=r"long\.tiff.*32-bit"):
+        images[2]
 
 
 def damage(folder):
@@ -180,6 +195,21 @@ def test_imagenet_c_is_read_as_published_and_not_cropped_again(tmp_path):
         imagenet_c(tmp_path, ["snow"], partial=True)
     with pytest.raises(FileNotFoundError, match="expected 1000 synset folders"):
         imagenet_c(tmp_path, ["fog"])
+    path.write_bytes(jpeg(256, 224))
+    with pytest.raises(ValueError, match=r"0\.JPEG has 256 x 224 pixels, expected 224 x 224"):
+        fog.images[0]
+
+
+def test_a_part_of_a_data_set_may_have_empty_classes(tmp_path):
+    val, c = tmp_path / "val", tmp_path / "c" / "fog" / "5"
+    for folder in (val, c):
+        make_tree(folder, imagenet_synsets()[:2])
+        (folder / imagenet_synsets()[2]).mkdir()
+    assert imagenet("val", tmp_path, PRE, partial=True).labels.tolist() == [0, 1]
+    assert imagenet_c(tmp_path, ["fog"], partial=True)[0].labels.tolist() == [0, 1]
+    (tmp_path / "a" / imagenet_synsets("a")[0]).mkdir(parents=True)
+    with pytest.raises(ValueError, match="has no images"):
+        imagenet("a", tmp_path, PRE, partial=True)
 
 
 def test_on_the_fly_frames_as_imagenet_c_does_and_numbers_as_the_base(tmp_path):
@@ -201,15 +231,25 @@ CLASSES = list(CIFAR10_CLASSES)
 
 def test_cifar10_from_a_tree_of_images(tmp_path):
     make_tree(tmp_path / "test", CLASSES, images=2, size=(32, 32))
-    domain = cifar10(tmp_path)
+    domain = cifar10(tmp_path, partial=True)
     assert domain.labels.tolist() == [i for i in range(10) for _ in range(2)]
     assert domain.images.shape == (20, 3, 32, 32)
     with Image.open(tmp_path / "test" / "bird" / "1.JPEG") as opened:
         assert domain.images[5].equal(PILToTensor()(opened))
     (tmp_path / "test" / "ship" / "0.JPEG").write_bytes(b"")
-    pictures, _, unread = cifar10(tmp_path).read(torch.arange(20))
+    pictures, _, unread = cifar10(tmp_path, partial=True).read(torch.arange(20))
     assert len(pictures) == 19
     assert "ship" in unread[0].reason
+
+
+def test_cifar10_has_its_number_of_images_of_32_pixels(tmp_path):
+    make_tree(tmp_path / "test", CLASSES, images=2, size=(32, 32))
+    with pytest.raises(ValueError, match=r"expected 10,000 images.*found 20.*partial=True"):
+        cifar10(tmp_path)
+    assert "20 of 10,000 images" in cifar10(tmp_path, partial=True).origin
+    (tmp_path / "test" / "ship" / "0.JPEG").write_bytes(jpeg(40, 40))
+    with pytest.raises(ValueError, match=r"ship/0\.JPEG has 40 x 40 pixels, expected 32 x 32"):
+        cifar10(tmp_path, partial=True)
 
 
 def test_cifar10_refuses_other_folders_and_unofficial_pickles(tmp_path):

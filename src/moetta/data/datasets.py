@@ -110,7 +110,9 @@ def imagenet(
             + ("" if strange else " partial=True accepts a part of the data set.")
         )
     scheme = "numbers" if kind == "v2" else "imagenet"
-    images, labels = list_images(home, label_map(scheme, present), preprocess.transform())
+    images, labels = list_images(
+        home, label_map(scheme, present), preprocess.transform(), allow_empty=partial
+    )
     if len(images) != layout.images and not partial:
         raise ValueError(
             f"{layout.title}: expected {layout.images:,} images in {home}, found {len(images):,}. "
@@ -165,7 +167,8 @@ def imagenet_c(
     """ImageNet-C as published: `<corruption>/<severity>/<synset>/*.JPEG`, one domain for each name.
 
     The archives may be unpacked side by side or each in its folder (noise, blur, weather, digital,
-    extra). The pictures are already cropped to 224 and are not cropped again.
+    extra). The pictures are already cropped to 224 and are not cropped again; reading one of
+    another size is an error.
     """
     root = Path(folder)
     inner = named(root, IMAGENET_C_FOLDERS)
@@ -188,7 +191,9 @@ def imagenet_c(
                 f"ImageNet-C: expected {len(expected)} synset folders in {found[0]}, found "
                 f"{contents(found[0])}"
             )
-        images, labels = list_images(found[0], label_map("imagenet", present), CenterCrop(224))
+        images, labels = list_images(
+            found[0], label_map("imagenet", present), size=(224, 224), allow_empty=partial
+        )
         if len(images) != 50_000 and not partial:
             raise ValueError(
                 f"ImageNet-C: expected 50,000 images in {found[0]}, found {len(images):,}. "
@@ -213,8 +218,15 @@ CIFAR10_CLASSES = (
 )
 
 
+CIFAR10_IMAGES = {"train": 50_000, "test": 10_000}
+
+
 def cifar10(
-    folder: str | Path, split: Literal["train", "test"] = "test", *, download: bool = False
+    folder: str | Path,
+    split: Literal["train", "test"] = "test",
+    *,
+    download: bool = False,
+    partial: bool = False,
 ) -> Domain:
     """CIFAR-10, in memory, at its own 32 x 32.
 
@@ -224,6 +236,7 @@ def cifar10(
             the official ones.
         split: "train" or "test".
         download: Let torchvision download the official archive into `folder`.
+        partial: Accept a folder that lacks images; it is an error otherwise.
     """
     folder = Path(folder)
     tree = folder / split
@@ -233,8 +246,17 @@ def cifar10(
                 f"CIFAR-10: expected the class folders {', '.join(CIFAR10_CLASSES)} in {tree}, "
                 f"found {contents(tree)}"
             )
-        images, labels = list_images(tree, label_map("sorted", CIFAR10_CLASSES))
-        origin = f"CIFAR-10 {split}, image files"
+        images, labels = list_images(
+            tree, label_map("sorted", CIFAR10_CLASSES), size=(32, 32), allow_empty=partial
+        )
+        origin, whole = f"CIFAR-10 {split}, image files", CIFAR10_IMAGES[split]
+        if len(images) != whole:
+            if not partial:
+                raise ValueError(
+                    f"CIFAR-10: expected {whole:,} images in {tree}, found {len(images):,}. "
+                    "partial=True accepts a part of the data set; results then say so."
+                )
+            origin += f", {len(images):,} of {whole:,} images"
         try:
             return Domain("cifar10", images.in_memory(), labels, origin=origin)
         except UnreadableImage:  # whether that is fatal is for the stream to say

@@ -31,11 +31,13 @@ class ImageFiles:
         files: Their paths below it; bytes in one array, as a million path objects would be copied
             into every worker.
         transform: Turns an RGB picture into the one to show: a picture or a uint8 [3, H, W] tensor.
+        size: Width and height that every file must have; any by default.
     """
 
     root: Path
     files: NDArray[np.bytes_]
     transform: Transform | None = None
+    size: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -45,14 +47,13 @@ class ImageFiles:
         return self.root / os.fsdecode(self.files[i])
 
     def __getitem__(self, i: int, /) -> Tensor:
-        path = self.path(i)
-        try:
-            with Image.open(path) as opened:
-                picture = opened.convert("RGB")
-        # Pillow's decoders raise these for damaged files; what is wrong with a transform, which
-        # comes after, is no fault of the file.
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise UnreadableImage(f"cannot read image {path}: {error}") from error
+        picture = read_rgb(self.path(i))
+        if self.size is not None and picture.size != self.size:
+            # Not an unreadable file that a stream may skip: the data set is not what it should be.
+            raise ValueError(
+                f"{self.path(i)} has {picture.width} x {picture.height} pixels, "
+                f"expected {self.size[0]} x {self.size[1]}"
+            )
         shown = picture if self.transform is None else self.transform(picture)
         return shown if isinstance(shown, Tensor) else pil_to_tensor(shown)
 
@@ -62,17 +63,56 @@ class ImageFiles:
             return torch.stack(list(pool.map(self.__getitem__, range(len(self)))))
 
 
+def read_rgb(path: Path) -> Image.Image:
+    """A file's picture as 8-bit RGB.
+
+    Raises:
+        UnreadableImage: If it cannot be decoded, or has pixels whose range nobody can know.
+    """
+    try:
+        with Image.open(path) as opened:
+            return _as_rgb(opened)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UnreadableImage(f"cannot read image {path}: {error}") from error
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    # Pillow's own conversion cuts the values of these modes off at 255: white, or black for floats.
+    if picture.mode.startswith("I;16"):
+        pixels = np.asarray(picture).astype(np.uint32)
+        picture = Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
+    elif picture.mode in ("I", "F"):
+        kind = "32-bit integers" if picture.mode == "I" else "floating-point numbers"
+        raise ValueError(f"its pixels are {kind} of unknown range; convert it to 8 or 16 bits")
+    return picture.convert("RGB")
+
+
 def list_images(
-    folder: Path, classes: Mapping[str, int], transform: Transform | None = None
+    folder: Path,
+    classes: Mapping[str, int],
+    transform: Transform | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    allow_empty: bool = False,
 ) -> tuple[ImageFiles, Tensor]:
     """The images below `folder/<class>/` for each class, in sorted order, and their labels.
 
+    Args:
+        folder: The folder.
+        classes: The label of each class folder.
+        transform: See `ImageFiles`.
+        size: See `ImageFiles`.
+        allow_empty: Whether a class may have no images.
+
     Raises:
-        FileNotFoundError: If a class has no images, naming it.
+        FileNotFoundError: If a class has no images and must have some, naming it.
     """
-    found = make_dataset(str(folder), dict(classes), extensions=IMG_EXTENSIONS)
+    found = make_dataset(
+        str(folder), dict(classes), extensions=IMG_EXTENSIONS, allow_empty=allow_empty
+    )
     files = np.array([os.fsencode(os.path.relpath(path, folder)) for path, _ in found])
-    return ImageFiles(folder, files, transform), torch.tensor([label for _, label in found])
+    labels = torch.tensor([label for _, label in found], dtype=torch.long)
+    return ImageFiles(folder, files, transform, size), labels
 
 
 def subfolders(folder: Path) -> list[str]:

@@ -129,7 +129,7 @@ class _Source:
             return self._imagenet_c(CLASSICAL if part == "c" else EXTRA)
         if part == "cifar10-c":
             root = self._root("cifar10")
-            clean = root if isinstance(root, Domain) else cifar10(root)
+            clean = root if isinstance(root, Domain) else cifar10(root, partial=self.partial)
             return corrupted(clean, CLASSICAL, self.severity)
         if part == "val":
             self._val = self._val or self._imagenet("val")
