@@ -119,8 +119,10 @@ def test_damaged_weights_are_refused(tmp_path, monkeypatch):
 def test_missing_weights_say_how_to_make_them(tmp_path, monkeypatch):
     monkeypatch.setattr("moetta.sources.shipped._WEIGHTS", tmp_path)
     assert sources.available() == []
-    with pytest.raises(FileNotFoundError, match="moetta train-source digits-vit"):
+    with pytest.raises(FileNotFoundError, match=f"train-source digits-vit --out {tmp_path}$"):
         sources.load("digits-vit")
+    with pytest.raises(FileNotFoundError, match="--data FOLDER"):
+        sources.load("cifar-vit")
 
 
 def test_an_unknown_name_gets_the_list():

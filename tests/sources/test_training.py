@@ -3,7 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
+from moetta.data import UnreadableImage
+from moetta.data.datasets import CIFAR10_CLASSES
 from moetta.sources import TrainSource, train
 from moetta.sources.making import training_batches
 from moetta.sources.recipes import RECIPES, Augment, ViTShape, recipe
@@ -132,6 +135,36 @@ def test_wrong_options_are_named_and_nothing_is_written(options, message, tmp_pa
     with pytest.raises(ValueError, match=message):
         train(replace(options, out=tmp_path / "out"), progress=False)
     assert not (tmp_path / "out").exists()
+
+
+class TestPhotos:
+    """Training on CIFAR-10, of which a folder here holds two pictures a class."""
+
+    @pytest.fixture
+    def folder(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("moetta.data.datasets.CIFAR10_IMAGES", {"train": 20, "test": 20})
+        for place in (f"{s}/{c}" for s in ("train", "test") for c in CIFAR10_CLASSES):
+            (tmp_path / "photos" / place).mkdir(parents=True)
+            for i in range(2):
+                picture = Image.new("RGB", (32, 32), (100 * i, 50, 0))
+                picture.save(tmp_path / "photos" / place / f"{i}.png")
+        return tmp_path / "photos"
+
+    def refused(self, folder, error, message):
+        options = TrainSource("cifar-vit", out=folder / "out", data=folder, steps=1)
+        with pytest.raises(error, match=message):
+            train(options, progress=False)
+        assert not (folder / "out").exists()
+
+    def test_an_unreadable_picture_is_named(self, folder):
+        (folder / "train/ship/1.png").write_bytes(b"not an image")
+        self.refused(folder, UnreadableImage, r"train.ship.1\.png")
+
+    def test_the_test_set_is_opened_before_training(self, folder):
+        (folder / "test/cat/0.png").unlink()
+        self.refused(folder, ValueError, "expected 20 images.*found 19")
+        (folder / "test").rename(folder / "tests")
+        self.refused(folder, FileNotFoundError, "expected test/<class>")
 
 
 def test_recipes_are_found_by_name():

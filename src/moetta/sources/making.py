@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -19,6 +19,7 @@ from moetta.data import embedded
 from moetta.data.corruptions import CLASSICAL, corrupt
 from moetta.data.datasets import cifar10
 from moetta.data.embedded.compose import photographs
+from moetta.data.images import ImageFiles
 from moetta.functional import entropy
 from moetta.sources.recipes import Recipe, recipe
 from moetta.sources.shipped import assemble
@@ -49,12 +50,17 @@ def train(options: TrainSource, *, progress: bool = True) -> dict[str, Any]:
     Raises:
         ValueError: No such recipe, no data folder where one is needed, or the output folder holds a
             checkpoint of another recipe.
+        OSError: The training or test images are not there, or one cannot be read.
     """
     made_by = recipe(options.name)
     if options.steps is not None:
         if not 1 <= options.steps <= made_by.steps:
             raise ValueError(f"steps must be 1 to {made_by.steps}, got {options.steps}")
         made_by = made_by.shortened(options.steps)
+    if made_by.data == "cifar10":
+        _photos(
+            made_by, options.data, "test"
+        )  # a fault there must not show after hours of training
     batches = training_batches(made_by, options.data)
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint = options.out / f"{made_by.name}.checkpoint.safetensors"
@@ -81,15 +87,21 @@ def training_batches(made_by: Recipe, data: Path | None) -> Batches:
         return lambda step: photographs(
             torch.arange(step * size, (step + 1) * size), split="train", seed=made_by.seed
         )
-    domain = cifar10(_given(made_by, data), "train")
-    assert isinstance(domain.images, Tensor)  # CIFAR-10 is read into memory
-    return epochs(domain.images, domain.labels, size, made_by.seed)
+    return epochs(*_photos(made_by, data, "train"), size, made_by.seed)
 
 
-def _given(made_by: Recipe, data: Path | None) -> Path:
+def _photos(
+    made_by: Recipe, data: Path | None, split: Literal["train", "test"]
+) -> tuple[Tensor, Tensor]:
+    """The images and labels of CIFAR-10."""
     if data is None:
         raise ValueError(f"{made_by.name} is trained on CIFAR-10: name its folder with --data")
-    return data
+    domain = cifar10(data, split)
+    images = domain.images
+    if isinstance(images, ImageFiles):  # one cannot be read: reading them again says which
+        images = images.in_memory()
+    assert isinstance(images, Tensor)
+    return images, domain.labels
 
 
 def finish(trainer: Trainer, out: Path, data: Path | None = None) -> dict[str, Any]:
@@ -143,9 +155,8 @@ def _test_sets(made_by: Recipe, data: Path | None) -> Iterator[tuple[str, Tensor
             assert isinstance(domain.images, Tensor)
             yield name.removeprefix("c/"), domain.images, domain.labels
         return
-    domain = cifar10(_given(made_by, data), "test")
-    assert isinstance(domain.images, Tensor)
-    yield "clean", domain.images, domain.labels
-    index = torch.arange(0, len(domain), 5)
+    images, labels = _photos(made_by, data, "test")
+    yield "clean", images, labels
+    index = torch.arange(0, len(labels), 5)
     for name in CLASSICAL:
-        yield name, corrupt(domain.images[index], name, 5, index=index), domain.labels[index]
+        yield name, corrupt(images[index], name, 5, index=index), labels[index]

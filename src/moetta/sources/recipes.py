@@ -147,7 +147,12 @@ class ConvNeXtShape:
 
 @dataclass(frozen=True)
 class Augment:
-    """Training augmentation: geometry, erasing and light photometry, never a test corruption."""
+    """Training augmentation: geometry, erasing and light photometry.
+
+    None of the test corruptions is applied as such, but a jitter of brightness, contrast or
+    saturation, which the CIFAR recipes use, overlaps the mild severities of the corruptions of
+    those names.
+    """
 
     flip: bool = False
     crop: int = 0

@@ -22,8 +22,9 @@ def _file(name: str, ending: str) -> Traversable:
     found = _WEIGHTS.joinpath(f"{name}.{ending}")
     if not found.is_file():
         raise FileNotFoundError(
-            f"this installation has no weights for {name}; "
-            f"make them with: moetta train-source {name}"
+            f"this installation has no weights for {name}. Make them where they are looked for: "
+            f"moetta train-source {name} --out {_WEIGHTS}"
+            + (" --data FOLDER_WITH_CIFAR10" if recipe(name).data == "cifar10" else "")
         )
     return found
 
