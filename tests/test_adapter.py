@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import moetta
-from helpers.models import CLASSES, FAMILIES, VIT, call, images, perceptron, small_vit
+from helpers.models import (
+    CLASSES,
+    FAMILIES,
+    VIT,
+    Encoder,
+    call,
+    enliven,
+    images,
+    perceptron,
+    small_vit,
+)
 from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, assert_same, eager, learnt, make
 
 LEARNERS = [m for m in METHODS if m not in LEARNS_NOTHING]
@@ -135,6 +146,42 @@ def test_gradient_checkpointing_changes_no_number(method: str, family: str) -> N
         assert_same(call(on, kind.batch(4, seed)), call(off, kind.batch(4, seed)))
     for key, value in off.state_dict().items():
         torch.testing.assert_close(on.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@every
+def test_torchs_own_encoder_answers_alike_with_and_without_a_gradient(
+    method: str, padded: bool
+) -> None:
+    # In evaluation mode it would compute whole layers from their norms' weights, past any expert.
+    if padded and method == "deyo":
+        pytest.skip("deyo takes images")
+    family = FAMILIES["torch_encoder"]
+    source = [images(8, 101)]
+    batches: list[Any] = [(images(4, seed),) for seed in range(3)]
+    model = family.model()
+    if padded:
+        model = enliven(Encoder(nn.Embedding(50, 16))).eval()
+        words = torch.randint(0, 50, (3, 4, 6), generator=torch.Generator().manual_seed(0))
+        padding = torch.arange(6) > torch.tensor([[5], [4], [3], [2]])
+        batches = [{"x": x, "padding": padding} for x in words]
+        source = batches[:1]
+    adapter = moetta.adapt(model, method, source=source, inplace=True, **eager(method))
+    for batch in batches:
+        with adapter.paused():
+            paused = call(adapter, batch)
+            routing = adapter.last.routing
+        torch.testing.assert_close(call(adapter, batch), paused, rtol=1e-4, atol=1e-5)
+        assert_same(adapter.last.routing, routing)
+    if method == "moetta":
+        assert len(routing) == 3  # all norm layers but the first
+    with adapter.paused():
+        expected = call(adapter, batch)
+    if method != "becotta":  # merges without noise
+        torch.testing.assert_close(call(adapter.merge(), batch), expected, rtol=1e-4, atol=1e-5)
+    adapter.unwrap()
+    assert all(layer.activation_relu_or_gelu == 1 for layer in model.encoder.layers)
+    assert model.encoder.use_nested_tensor
 
 
 # --- properties -----------------------------------------------------------------------------------

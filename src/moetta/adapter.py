@@ -149,6 +149,7 @@ class Adapter:
 
     def train(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
         """Make these parameters trainable, with memory of their own; returns them."""
+        self._surgery.leave_fast_paths()
         known = {id(parameter) for parameter in self.trained.values()}
         for name, parameter in parameters:
             self._surgery.own(name, parameter)

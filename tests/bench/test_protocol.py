@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from moetta.bench import Cell
 from moetta.bench.experiments import Setting
@@ -69,3 +71,55 @@ def test_what_is_not_the_papers_is_said(tmp_path: Path) -> None:
     (tmp_path / "ImageNet-C").mkdir()
     assert "are the paper's" in setting.ours
     assert "16 images" in replace(setting, common={"batch_size": 16}).ours
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask": True}, "--mask has no effect"),
+        ({"preprocess": "paper"}, "--preprocess has no effect"),
+        ({"frost_folder": "frost"}, "--frost-folder has no effect"),
+        ({"on_error": "ignore"}, "on_error must be 'fail' or 'skip'"),
+    ],
+)
+def test_options_without_effect_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(replace(CELL, **changes))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Six pictures of two classes, the second of them damaged."""
+    generator = torch.Generator().manual_seed(0)
+    for i in range(6):
+        place = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (32, 32, 3), generator=generator, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(place)
+    (tmp_path / "photos" / "b" / "1.png").write_bytes(b"not a picture")
+    return tmp_path / "photos"
+
+
+def test_severity_is_not_a_folders(photos: Path) -> None:
+    with pytest.raises(ValueError, match="--severity has no effect"):
+        prepare(replace(CELL, stream=str(photos), severity=3))
+
+
+def test_unreadable_pictures_end_a_run_or_are_listed(photos: Path, tmp_path: Path) -> None:
+    cell = replace(
+        CELL, stream=str(photos), limit=None, batch_size=2, model="tiny_models:photo_model"
+    )
+    with pytest.raises(OSError, match=r"1\.png"):
+        list(run_cell(cell, tmp_path / "fail"))
+    cell = replace(cell, on_error="skip")
+    for stop in (1, 2):  # stopped and taken up again: what an earlier session skipped is not lost
+        work = run_cell(cell, tmp_path / "skip", checkpoint_seconds=0)
+        for _ in range(stop):
+            next(work)
+        work.close()
+    list(run_cell(cell, tmp_path / "skip"))
+    (summary,) = (tmp_path / "skip").glob("*/summary.json")
+    found = json.loads(summary.read_text())
+    assert found["samples"] == 5
+    (skipped,) = found["unread"]
+    assert "1.png" in skipped["reason"]

@@ -76,6 +76,24 @@ _HF = {
 }
 _STAGES = {"channels": (8, 8, 16, 16), "num_classes": CLASSES}
 
+
+
+class Encoder(nn.Module):
+    """PyTorch's own transformer, over the patches of an image or over words with padding."""
+
+    def __init__(self, embed: nn.Module, width: int = 16) -> None:
+        super().__init__()
+        self.embed = embed
+        layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        tokens = self.embed(x)
+        tokens = tokens.flatten(2).transpose(1, 2) if tokens.dim() == 4 else tokens
+        return self.head(self.encoder(tokens, src_key_padding_mask=padding)[:, 0])
+
+
 _ALL = [
     Family("timm_vit", lambda: VisionTransformer(**_VIT, num_classes=CLASSES)),
     Family("timm_deit", lambda: VisionTransformerDistilled(**_VIT, num_classes=CLASSES)),
@@ -133,6 +151,7 @@ _ALL = [
             [CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=CLASSES
         ),
     ),
+    Family("torch_encoder", lambda: Encoder(nn.Conv2d(3, 16, 8, 8))),
     Family(
         "hf_vit",
         _hf("ViTForImageClassification", "ViTConfig", **_HF, image_size=16, patch_size=8),

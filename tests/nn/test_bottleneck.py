@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -151,6 +152,21 @@ def test_features_of_another_width_are_refused():
         mixture()(torch.randn(2, 3, 5))
 
 
+def test_what_is_no_tensor_of_features_is_refused():
+    layer = mixture()
+    layer.block = nn.Flatten(0)
+    with pytest.raises(ValueError, match="a block returned Tensor, not features of samples"):
+        layer(torch.randn(2, 3, 6))
+
+
+def test_the_blocks_parts_are_found_through_the_mixture():
+    layer = mixture()
+    assert layer.scale is layer.block.scale
+    assert copy.deepcopy(layer).scale is not layer.scale
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = layer.nothing
+
+
 def test_the_start_is_small_and_seeded():
     def fresh(seed: int) -> BottleneckMixture:
         generator = torch.Generator().manual_seed(seed)
@@ -174,6 +190,7 @@ def test_blocks_are_found_in_every_family(family: Family):
     assert kinds <= {
         *("Block", "SwinTransformerBlock", "ConvNeXtBlock", "BasicBlock", "EncoderBlock"),
         *("CNBlock", "ViTLayer", "Dinov2Layer", "ConvNextLayer", "BertLayer"),
+        "TransformerEncoderLayer",
     }
     assert all(b.width in (8, 16) for b in blocks)
 

@@ -53,6 +53,7 @@ def test_the_papers_models(
         ("tv_vit", {"layer": 5}, 0),
         ("tv_swin", {"layer": 11}, 0),
         ("tv_convnext", {"layer": 5}, 3),
+        ("torch_encoder", {"layer": 4}, 0),
         ("hf_vit", {"layer": 5}, 0),
         ("hf_dinov2", {"layer": 5}, 0),
         ("hf_convnext", {"layer": 9}, 4),

@@ -48,6 +48,8 @@ class Cell:
         severity: of the corruptions.
         mask: score ImageNet-R and -A among their 200 classes.
         partial: accept data sets that lack images.
+        on_error: "fail" at a picture that cannot be read, or "skip" it, named and counted.
+        frost_folder: folder of ImageNet-C's frost photographs; None is our own texture.
         source: folder of clean images, for streams that imply none.
         source_images: how many of them a method may look at.
         loaders: processes that read ahead.
@@ -74,6 +76,8 @@ class Cell:
     severity: int = 5
     mask: bool = False
     partial: bool = False
+    on_error: str = "fail"
+    frost_folder: str | None = None
     source: str | None = None
     source_images: int = 2000
     loaders: int = 0
@@ -110,6 +114,7 @@ class Cell:
             FileNotFoundError: there is no such stream file or data folder.
         """
         settings(self)
+        _check_effective(self)
         known = STREAMS if self.data else EMBEDDED
         path = Path(self.stream)
         if not is_named(self) and path.suffix != ".toml" and not path.is_dir():
@@ -130,6 +135,24 @@ class Cell:
                 "usual names (imagenet-val, imagenet-c, imagenet-r, imagenet-sketch, imagenet-a; "
                 "docs/data.md says where to download them), or CIFAR-10 for cifar10-c"
             )
+
+
+def _check_effective(cell: Cell) -> None:
+    """Refuse what the stream would silently ignore."""
+    if cell.on_error not in ("fail", "skip"):
+        raise ValueError(f"on_error must be 'fail' or 'skip', not {cell.on_error!r}")
+    own = not is_named(cell)  # the user's folder or mixture
+    embedded = cell.data is None and not own
+    for name, given, without in (
+        ("mask", cell.mask, own or embedded or cell.stream == "cifar10-c"),
+        ("severity", cell.severity != 5, own),
+        ("frost-folder", cell.frost_folder is not None, embedded),
+        ("preprocess", cell.preprocess != "model", embedded),
+    ):
+        if given and without:
+            kind = "a folder or mixture of your own" if own else f"the stream {cell.stream!r}"
+            kind += " of the embedded benchmark" if embedded else ""
+            raise ValueError(f"--{name} has no effect on {kind}: leave it out")
 
 
 def _tuples(value: Any) -> Any:

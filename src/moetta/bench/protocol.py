@@ -192,8 +192,10 @@ def make_stream(cell: Cell, model: nn.Module, start: int = 0) -> Stream:
     chosen = {"limit": cell.limit, "order": cell.order, "batch_size": cell.batch_size}
     options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
     options |= {"seed": cell.seed, "workers": cell.loaders, "start": start}
+    options |= {"on_error": cell.on_error, "frost_folder": cell.frost_folder}
     if is_named(cell) and cell.data is None:
         _check_suits_embedded(cell, model)
+        del options["on_error"], options["frost_folder"]  # its pictures are made, not read
         return embedded.stream(cell.stream, severity=cell.severity, **options)
     pre = preprocessing(cell, model)
     if is_named(cell):

@@ -58,6 +58,10 @@ class RunOptions(Running):
     """Score ImageNet-R and -A among their 200 classes (the paper does not)."""
     partial: bool = False
     """Accept data sets that lack images."""
+    on_error: str = "fail"
+    """What to do at an image that cannot be read: fail, or skip it (named and counted)."""
+    frost_folder: Path | None = None
+    """Folder of ImageNet-C's six frost photographs; by default frost has a texture of our own."""
     source: Path | None = None
     """Folder of clean images, for methods that look at some (eata, mgtta) on your own data."""
     source_images: int = 2000
@@ -103,6 +107,8 @@ def cells(options: RunOptions) -> list[Cell]:
         severity=options.severity,
         mask=options.mask,
         partial=options.partial,
+        on_error=options.on_error,
+        frost_folder=_text(options.frost_folder),
         source=_text(options.source),
         source_images=options.source_images,
         loaders=options.loaders,

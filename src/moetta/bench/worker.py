@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import save as to_bytes
@@ -32,6 +32,7 @@ except ImportError:  # Windows: nothing keeps two commands apart
 
 BASELINE_BATCHES = 64
 SIMILARITY_POINTS = 40
+LOCK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def run_cell(
     """Run a cell, or what is left of it; yields after every batch and returns its folder.
 
     A finished cell is not run again. Closing the generator writes a checkpoint. A cell that another
-    process is running raises an error: two writers would mix their checkpoints.
+    process goes on running raises an error: two writers would mix their checkpoints.
 
     Args:
         cell: what to run.
@@ -91,16 +92,30 @@ def _alone(folder: Path) -> Generator[None, None, None]:
     """Holds a run's lock, which the system drops when the process ends, however it ends."""
     with (folder / "lock").open("w") as lock:
         if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            _wait_for(lock, folder)
+        yield
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "lock").unlink()
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Takes the lock; the worker of a command that was killed keeps it to the end of its batch."""
+    begun, told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - begun >= LOCK_SECONDS:
                 raise BlockingIOError(
                     f"another command is running this cell in {folder}; wait for it, stop it, or "
                     "choose another folder with --out"
                 ) from None
-        yield
-    with contextlib.suppress(FileNotFoundError):
-        (folder / "lock").unlink()
+        if not told:
+            limit = f"{LOCK_SECONDS:.0f} s"
+            print(f"{folder} is in use by another process; waiting up to {limit}", file=sys.stderr)
+            told = True
+        time.sleep(0.2)
 
 
 class _Session:
@@ -114,15 +129,16 @@ class _Session:
         self.meter = Meter(stream.domain_names, stream.batches, experts)
         self.adapter = prepared.adapter()
         self.peak = 0
+        self.skipped: list[dict[str, Any]] = []  # pictures that earlier sessions could not read
         self.next = 0  # batches may be left out of a stream, so this is not the meter's rows
         self._restore()
-        if not (folder / "card.json").exists():
+        if not writer.has_card(folder):
             writer.write_json(folder / "card.json", prepared.card())
         self.every = max(1, stream.batches // BASELINE_BATCHES)
         self.mask: Tensor | None = None
 
     def run(self, checkpoint_seconds: float) -> Generator[Progress, None, None]:
-        stream = self.prepared.from_batch(self.next)
+        stream = self.stream = self.prepared.from_batch(self.next)
         _reset_peak(self.prepared.cell.device)
         resumed, begun, saved = self.next, time.perf_counter(), time.perf_counter()
         before = int(self.meter.counts[..., 0].sum())
@@ -139,14 +155,23 @@ class _Session:
             self._save()
             raise
         self.peak = max(self.peak, _peak(self.prepared.cell.device))
-        skipped = [vars(unread) for unread in stream.skipped]
+        skipped = self._unread()
         writer.write_run(self.folder, self.prepared, self.adapter, self.meter, self.peak, skipped)
         shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def _unread(self) -> list[dict[str, Any]]:
+        return self.skipped + [vars(unread) for unread in self.stream.skipped]
 
     def _score(self, batch: Batch) -> Scored:
         cell = self.prepared.cell
         batch_here = batch.to(cell.device)
         logits, seconds = _timed(self.adapter, batch_here.images)
+        if int(batch.labels.max()) >= logits.shape[1]:
+            raise ValueError(
+                f"the stream has labels up to {int(batch.labels.max())}, but {cell.model} knows "
+                f"only {logits.shape[1]} classes: they do not belong together, or the labels are "
+                "numbered otherwise"
+            )
         assert self.adapter.last is not None
         baseline, baseline_seconds = None, float("nan")
         if cell.method == "noadapt":
@@ -204,6 +229,7 @@ class _Session:
         tensors = {name: t.contiguous() for name, t in self.meter.tensors().items()}
         write_atomically(self.checkpoint / names["meter"], to_bytes(tensors))
         progress = {"schema": writer.SCHEMA, "step": self.next, "peak": self.peak, **names}
+        progress["skipped"] = self._unread()
         writer.write_json(self.checkpoint / "progress.json", progress)
         for old in self.checkpoint.iterdir():
             if old.name not in (*names.values(), "progress.json"):
@@ -217,6 +243,7 @@ class _Session:
             self.adapter.load(self.checkpoint / progress["adapter"])
             self.meter.restore(tensors)
             self.next, self.peak = progress["step"], progress["peak"]
+            self.skipped = progress["skipped"]
         except FileNotFoundError:
             return
         except (ValueError, KeyError) as error:

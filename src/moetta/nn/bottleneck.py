@@ -54,7 +54,6 @@ class BottleneckMixture(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.block = block.module
         self.width, self.convolutional = block.width, block.convolutional
         self.experts, self.top_k, self.routers = experts, top_k, routers
         self.index, self.seed, self.noisy = index, seed, True
@@ -72,6 +71,17 @@ class BottleneckMixture(nn.Module):
         self.gates = draw(routers, self.width, 2 * experts)
         self.down, self.down_bias = draw(experts, self.width, rank), zeros(experts, rank)
         self.up, self.up_bias = draw(experts, rank, self.width), zeros(experts, self.width)
+        self.block = block.module  # last: torch would take its parts' names for taken ones
+
+    def __getattr__(self, name: str) -> Any:
+        """What the block has: some networks look at their blocks' parts (`layer.self_attn`)."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Copying and loading ask for special methods, and before there is a block.
+            if name == "block" or name.startswith("__"):
+                raise
+            return getattr(self.block, name)
 
     @property
     def activated_parameters(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class Surgery:
         self._alive = True
         self._fingerprint: str | None = None
         self._replaced: list[tuple[str, nn.Module]] = []
+        self._switched: list[tuple[nn.Module, str, Any]] = []
         self._flags = [(p, p.requires_grad) for p in self.network.parameters()]
         self._modes = [(m, m.training) for m in self.network.modules()]
         # Dropout would make predictions random; batch statistics do not need train().
@@ -65,6 +67,24 @@ class Surgery:
         parent, _, leaf = name.rpartition(".")
         setattr(self.network.get_submodule(parent), leaf, module)
 
+    def leave_fast_paths(self) -> None:
+        """Make an `nn.TransformerEncoder` run its layers' parts one by one, always.
+
+        In evaluation mode torch else computes a layer from its norms' weights, past whatever stands
+        in their place, and packs padded tokens away; but only without a gradient, so that a batch
+        learnt from and the same batch while paused would be answered differently.
+        """
+        for module in self.network.modules():
+            if isinstance(module, nn.TransformerEncoder):
+                self._switch(module, "use_nested_tensor", False)
+            elif isinstance(module, nn.TransformerEncoderLayer):
+                self._switch(module, "activation_relu_or_gelu", 0)  # read by the fast path only
+
+    def _switch(self, module: nn.Module, name: str, value: Any) -> None:
+        if getattr(module, name, None):
+            self._switched.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+
     def check_alive(self) -> None:
         """Refuse work after `undo` took the adaptation out."""
         if not self._alive:
@@ -83,6 +103,8 @@ class Surgery:
                 parameter.grad = None
             for module, mode in self._modes:
                 module.training = mode
+            for module, name, value in self._switched:
+                setattr(module, name, value)
             self._alive = False
         return self.original
 
