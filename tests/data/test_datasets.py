@@ -44,6 +44,24 @@ def test_any_folder_is_read_in_sorted_order_as_torchvision_does(tmp_path):
     assert unread == []
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "said"),
+    [
+        (["0", "10", "2", "999"], [0, 10, 2, 999], ", labels 'numbers'"),
+        (imagenet_synsets("r")[2:4], None, ", labels 'imagenet'"),
+        (["dog", "cat", "n01440764"], [0, 1, 2], ""),
+    ],
+)
+def test_a_folder_is_labelled_by_the_names_of_its_classes(tmp_path, names, labels, said):
+    make_tree(tmp_path / "f", names)
+    domain = image_folder(tmp_path / "f", PRE)
+    places = labels or [imagenet_synsets().index(name) for name in sorted(names)]
+    assert domain.labels.tolist() == places
+    assert domain.origin == f"image folder f{said}"
+    plain = image_folder(tmp_path / "f", PRE, labels="sorted")
+    assert plain.labels.tolist() == list(range(len(names)))
+
+
 def test_grey_palette_and_transparent_images_become_rgb(tmp_path):
     (tmp_path / "c").mkdir()
     photo = Image.new("RGB", (40, 40), (200, 100, 50))

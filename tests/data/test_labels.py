@@ -22,6 +22,10 @@ def test_label_maps_by_name(tmp_path):
     assert label_map("numbers", ["10", "2"]) == {"10": 10, "2": 2}
     assert label_map("imagenet", ["n01443537", "n01440764"]) == {"n01443537": 1, "n01440764": 0}
     assert label_map({"cat": 3, "dog": 5, "cow": 6}, ["dog", "cat"]) == {"dog": 5, "cat": 3}
+    assert label_map("auto", ["n01443537"]) == {"n01443537": 1}
+    assert label_map("auto", ["10", "2"]) == {"10": 10, "2": 2}
+    assert label_map("auto", ["10", "n01443537"]) == {"10": 0, "n01443537": 1}
+    assert label_map("auto", ["b", "a"]) == {"b": 1, "a": 0}
     (tmp_path / "m.json").write_text(json.dumps({"cat": 3}))
     (tmp_path / "m.toml").write_text("cat = 4")
     assert label_map("m.json", ["cat"], base=tmp_path) == {"cat": 3}

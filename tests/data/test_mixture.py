@@ -60,6 +60,26 @@ def test_a_mixture_of_folders_with_corruptions_labels_and_limits(folder):
     assert mixture(path, preprocess=PRE, seed=8, order="mixed").card()["order"] == {"name": "mixed"}
 
 
+def test_a_class_has_one_number_in_all_domains(folder):
+    make_tree(folder / "photos" / "dusk", ["dog", "emu"])
+    text = "".join(f"[[domain]]\nfolder = 'photos/{name}'\n" for name in ("day", "dusk"))
+    for labels in ("", "labels = 'sorted'\n"):
+        day, dusk = mixture(write(folder, labels + text), preprocess=PRE).domains
+        assert day.labels.unique().tolist() == [0, 1]
+        assert dusk.labels.tolist() == [1, 2]
+
+
+def test_labels_are_found_by_the_names_unless_they_contradict_each_other(folder):
+    make_tree(folder / "v2", ["7", "10"])
+    make_tree(folder / "r", ["n01443537"])
+    text = "[[domain]]\nfolder = 'v2'\n[[domain]]\nfolder = 'r'\n"
+    v2, r = mixture(write(folder, text), preprocess=PRE).domains
+    assert (v2.labels.tolist(), r.labels.tolist()) == ([10, 7], [1])
+    text += "[[domain]]\nfolder = 'photos/day'\n"
+    with pytest.raises(ValueError, match=r"v2: 'numbers', r: 'imagenet', day: 'sorted'.*labels ="):
+        mixture(write(folder, text), preprocess=PRE)
+
+
 @pytest.mark.parametrize(
     ("limit", "counts"), [("", {"day": 12, "night": 4}), ("limit = 8", {"day": 6, "night": 2})]
 )

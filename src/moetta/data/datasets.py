@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import CenterCrop, Compose, Resize
 from moetta.data.corruptions import CLASSICAL
 from moetta.data.domains import Domain, UnreadableImage
 from moetta.data.images import ImageFiles, Transform, contents, list_images, named, subfolders
-from moetta.data.labels import LabelMap, imagenet_synsets, label_map
+from moetta.data.labels import LabelMap, imagenet_synsets, label_map, label_scheme
 from moetta.data.preprocess import Preprocess
 
 # What ImageNet-C's authors did to the validation images before corrupting them.
@@ -279,7 +279,7 @@ def image_folder(
     preprocess: Preprocess,
     *,
     name: str | None = None,
-    labels: LabelMap = "sorted",
+    labels: LabelMap = "auto",
     base: Path | None = None,
     corruption: str | None = None,
     severity: int = 5,
@@ -290,7 +290,8 @@ def image_folder(
         folder: The folder.
         preprocess: How its images are resized and cropped; a corruption comes after that.
         name: What results call the domain; the folder's name by default.
-        labels: The class of each subfolder; see `moetta.data.labels.label_map`.
+        labels: The class of each subfolder; see `moetta.data.labels.label_map`. By default synsets
+            are ImageNet's classes, numbers are themselves, and other names are sorted.
         base: What a relative path of a label map file is relative to.
         corruption: A corruption made on the fly.
         severity: Its severity.
@@ -301,16 +302,18 @@ def image_folder(
         raise FileNotFoundError(
             f"expected one folder of images for each class in {folder}, found {contents(folder)}"
         )
+    scheme = label_scheme(classes) if labels == "auto" else labels
     images, targets = list_images(
-        folder, label_map(labels, classes, base=base), preprocess.transform()
+        folder, label_map(scheme, classes, base=base), preprocess.transform()
     )
+    numbered = f", labels {scheme!r}" if scheme in ("imagenet", "numbers") else ""
     return Domain(
         name or folder.name,
         images,
         targets,
         corruption=corruption,
         severity=severity,
-        origin=f"image folder {folder.name}",
+        origin=f"image folder {folder.name}{numbered}",
     )
 
 

@@ -30,6 +30,14 @@ def imagenet_synsets(subset: Literal["1k", "r", "a"] = "1k") -> tuple[str, ...]:
     return tuple(listed.decode().split())
 
 
+def label_scheme(folders: Iterable[str]) -> Literal["imagenet", "numbers", "sorted"]:
+    """How folders of these names are to be numbered, judging by the names; see `label_map`."""
+    names = set(folders)
+    if names <= set(imagenet_synsets()):
+        return "imagenet"
+    return "numbers" if all(map(str.isdecimal, names)) else "sorted"
+
+
 def label_map(
     labels: LabelMap, folders: Sequence[str], *, base: Path | None = None
 ) -> dict[str, int]:
@@ -37,8 +45,9 @@ def label_map(
 
     Args:
         labels: "sorted" numbers the folders in sorted order; "imagenet" looks synsets such as
-            n01440764 up in ImageNet-1k; "numbers" takes the names 0, 1, 2 ... as they are; a table
-            gives the class of each name; a path names a JSON or TOML file with such a table.
+            n01440764 up in ImageNet-1k; "numbers" takes the names 0, 1, 2 ... as they are; "auto"
+            is "imagenet" or "numbers" if all names are such, else "sorted"; a table gives the
+            class of each name; a path names a JSON or TOML file with such a table.
         folders: The folder names that must get a class.
         base: What a relative path is relative to; the working directory by default.
 
@@ -46,6 +55,8 @@ def label_map(
         ValueError: If a folder gets no class, naming those.
     """
     table: Mapping[str, Any]
+    if labels == "auto":
+        labels = label_scheme(folders)
     if labels == "sorted":
         table = {name: i for i, name in enumerate(sorted(folders))}
     elif labels == "imagenet":
@@ -98,8 +109,8 @@ def logit_mask(domains: Sequence[Domain], num_classes: int) -> Tensor:
 def _read_table(path: Path) -> Mapping[str, Any]:
     if path.suffix not in (".json", ".toml"):
         raise ValueError(
-            f'label map {str(path)!r}: expected "sorted", "imagenet", "numbers", a table, or a '
-            "path that ends in .json or .toml"
+            f'label map {str(path)!r}: expected "auto", "sorted", "imagenet", "numbers", a table, '
+            "or a path that ends in .json or .toml"
         )
     if not path.is_file():
         raise FileNotFoundError(f"label map file {path} does not exist")

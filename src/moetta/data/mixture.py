@@ -14,6 +14,8 @@ from torch import nn
 
 from moetta.data.datasets import image_folder
 from moetta.data.domains import Domain
+from moetta.data.images import subfolders
+from moetta.data.labels import LabelMap, label_map, label_scheme
 from moetta.data.named import stream_options
 from moetta.data.orders import make_order, stratified
 from moetta.data.preprocess import preprocess_for
@@ -113,17 +115,39 @@ def mixture(
             base / entry["folder"],
             pre,
             name=entry.get("name") or entry.get("corruption"),
-            labels=entry.get("labels", table.get("labels", "sorted")),
+            labels=labels,
             base=base,
             corruption=entry.get("corruption"),
             severity=entry.get("severity", 5),
         )
-        for entry in described.domains
+        for entry, labels in zip(described.domains, _labels(described), strict=True)
     ]
     seed = chosen.get("seed", 42)
     sizes = _sizes(described.domains, domains, chosen.get("limit"))
     domains = [_draw(d, size, seed) for d, size in zip(domains, sizes, strict=True)]
     return Stream(domains, **stream_options(pre), **chosen)
+
+
+def _labels(described: Mixture) -> list[LabelMap]:
+    """The label map of each domain; what is numbered in sorted order is so over all of them.
+
+    Numbered each on its own, domains that lack a class would contradict the others.
+    """
+    base, default = described.path.parent, described.table.get("labels", "auto")
+    folders = [base / entry["folder"] for entry in described.domains]
+    # A folder that is not there is named when it is opened.
+    names = [subfolders(folder) if folder.is_dir() else [] for folder in folders]
+    stated = [entry.get("labels", default) for entry in described.domains]
+    found = {i: label_scheme(names[i]) for i, s in enumerate(stated) if s == "auto" and names[i]}
+    if len(set(found.values())) > 1 and "sorted" in found.values():
+        kinds = ", ".join(f"{folders[i].name}: {scheme!r}" for i, scheme in found.items())
+        raise ValueError(
+            f"{described.path}: the names of the class folders call for different labels "
+            f"({kinds}); say which ones are meant with labels = ..."
+        )
+    labels = [found.get(i, s) for i, s in enumerate(stated)]
+    union = {name for i, s in enumerate(labels) if s == "sorted" for name in names[i]}
+    return [label_map(s, sorted(union)) if s == "sorted" else s for s in labels]
 
 
 def _sizes(
