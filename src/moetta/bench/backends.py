@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -141,6 +144,7 @@ class Processes:
                     error=f"its process died (exit code {worker.process.exitcode}); "
                     "out of memory? The same command resumes it"
                 )
+                worker.pipe.close()
                 self._crew.remove(worker)
                 continue
             if isinstance(message, Progress):
@@ -158,19 +162,21 @@ class Processes:
         """Ask the workers to stop at the next batch, and wait for their checkpoints."""
         self._waiting.clear()
         for worker in self._crew:
-            try:
+            with contextlib.suppress(OSError):
                 worker.pipe.send(None)
-            except OSError:
-                continue
+        try:
+            for worker in self._crew:
+                _await_end(worker)
+        finally:  # a second Ctrl-C stops at once; the last checkpoints stand
+            self._end()
+
+    def _end(self) -> None:
         for worker in self._crew:
-            while worker.process.is_alive():
-                try:  # what it still says must be read, or it could wait for ever to say it
-                    if worker.pipe.poll(0.1):
-                        worker.pipe.recv()
-                except (EOFError, OSError):
-                    worker.process.join()
+            worker.process.kill()
+            worker.process.join()
             worker.pipe.close()
         self._crew.clear()
+        atexit.unregister(self._end)
 
     def _hand_out(self) -> None:
         while self._waiting:
@@ -180,27 +186,54 @@ class Processes:
                     return
                 idle = self._hire()
             idle.ticket, cell = self._waiting.pop(0)
-            idle.pipe.send(cell)
+            with contextlib.suppress(OSError):  # if it died, the pipe will say so in `progress`
+                idle.pipe.send(cell)
 
     def _hire(self) -> _Worker:
-        # A fork would inherit torch's threads in an unknown state.
+        # A fork would inherit torch's threads in an unknown state. No daemon: those may not have
+        # children, such as a cell's loaders. But Python waits for other processes before it exits,
+        # and this one waits for cells, so the exit must end it. If we are killed, it ends itself.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(
-            target=_serve, args=(there, self.root, self.checkpoint_seconds), daemon=True
+            target=_serve, args=(there, self.root, self.checkpoint_seconds), daemon=False
         )
-        process.start()
+        atexit.register(self._end)
+        with _deaf_to_interrupts():
+            process.start()
         there.close()
         worker = _Worker(process, here)
         self._crew.append(worker)
         return worker
 
 
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process that is started meanwhile ignores Ctrl-C from its first moment."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _await_end(worker: _Worker) -> None:
+    while worker.process.is_alive():
+        try:  # what it still says must be read, or it could wait for ever to say it
+            if worker.pipe.poll(0.1):
+                worker.pipe.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+
+
 def _serve(pipe: Any, root: Path, checkpoint_seconds: float) -> None:
     """A worker's life: take a cell, tell of it, until told to stop or left alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides what Ctrl-C means
     try:
-        while (cell := pipe.recv()) is not None:
+        while (cell := pipe.recv()) is not None and not pipe.poll():  # a stop may follow at once
             work, told = run_cell(cell, root, checkpoint_seconds), 0.0
             try:
                 while True:
