@@ -11,8 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from torchvision.transforms.v2.functional import pil_to_tensor
+from trees import jpeg
 
-from moetta.data.corrupt_tree import CorruptOptions, corrupt_tree, find_images
+from moetta.data import Preprocess, image_folder
+from moetta.data.corrupt_tree import CorruptOptions, _load, corrupt_tree, find_images
 from moetta.data.corruptions import CLASSICAL, corrupt
 
 NAMES = ("gaussian_noise", "jpeg_compression", "fog")
@@ -84,14 +87,24 @@ def test_defaults_are_those_of_imagenet_c(source, tmp_path):
 
 def test_resize_and_crop_are_torchvisions(source, tmp_path):
     transforms = pytest.importorskip("torchvision.transforms")
+    # 256 / 206 * 309 is a little less than 384, 256 * 309 / 206 is 384.
+    (source / "n00" / "odd.jpg").write_bytes(jpeg(206, 309))
     pipeline = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
     run(source, tmp_path / "c", only=("contrast",), severity=(1,), size=224, quality=100)
     for relative in find_images(source):
         image = pipeline(Image.open(source / relative).convert("RGB"))
+        assert _load(source / relative, 224)[0].equal(pil_to_tensor(image))
         batch = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
         wanted = corrupt(batch, "contrast", 1, index=[0])[0].permute(1, 2, 0).numpy()
         found = Image.open((tmp_path / "c/contrast/1" / relative).with_suffix(".JPEG"))
         assert np.abs(np.asarray(found, dtype=float) - wanted).mean() < 1.5
+
+
+def test_what_is_named_twice_is_written_once(source, tmp_path):
+    summary, text = run(source, tmp_path / "c", only=("fog", "fog"), severity=(1, 1, 2))
+    assert (summary.written, summary.present) == (12, 0)
+    assert "12/12 files (100%)" in text
+    assert "12 written, 0 already there, 0 images skipped" in text
 
 
 def test_size_zero_keeps_the_size(source, tmp_path):
@@ -109,10 +122,15 @@ def test_second_run_adds_only_what_is_missing(source, tmp_path):
     gone.unlink()
     leftover = dst / "fog/1/n00/.p0.JPEG.123.part"
     leftover.write_bytes(b"half")
+    theirs = [dst / ".download.part", dst / "fog/1/.notes.part", dst / "mine" / ".p0.JPEG.1.part"]
+    for path in theirs:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"theirs")
     summary, _ = run(source, dst)
     assert (summary.written, summary.present) == (19, 17)
     assert gone.read_bytes() == data
     assert not leftover.exists()
+    assert all(p.read_bytes() == b"theirs" for p in theirs)
     assert all(p.stat().st_mtime_ns == t for p, t in stamps.items() if p != gone)
 
 
@@ -146,6 +164,10 @@ def test_workers_and_sigkill_do_not_change_the_result(source, tmp_path):
     assert tree(parallel) == tree(whole)
     time.sleep(0.5)  # the workers notice that their parent is gone
     done = list(broken.rglob("*.JPEG"))
+    plain = Preprocess((0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(ValueError, match=r"fog.5 is incomplete: moetta corrupt was stopped"):
+        image_folder(broken / "fog" / "5", plain)
+    assert len(image_folder(parallel / "fog" / "5", plain)) == 6
     for path in done:
         assert path.read_bytes() == (whole / path.relative_to(broken)).read_bytes()
     summary, _ = run(source, broken, severity=every)
@@ -165,12 +187,31 @@ class TestUnreadable:
         summary, text = run(spoilt, tmp_path / "c")
         assert [name for name, _ in summary.unreadable] == ["n00/a.jpg", "n01/z.png"]
         assert summary.written == 36
+        assert "36 written, 0 already there, 2 images skipped" in text
+        assert "100%" not in text  # of the files that the whole source would give
         assert "n00/a.jpg" in text
         assert "n01/z.png" in text
 
     def test_fatal_on_request(self, spoilt, tmp_path):
         with pytest.raises(ValueError, match=r"n00.a\.jpg.*on_error"):
             run(spoilt, tmp_path / "c", on_error="fail")
+
+    def test_none_that_can_be_read_is_an_error(self, tmp_path):
+        (tmp_path / "val/n00").mkdir(parents=True)
+        (tmp_path / "val/n00/a.jpg").write_bytes(b"not an image")
+        with pytest.raises(ValueError, match="none of the 1 images"):
+            run(tmp_path / "val", tmp_path / "c")
+        assert (tmp_path / "c/fog/5/INCOMPLETE").exists()
+
+    def test_pixels_of_unknown_range(self, source, tmp_path):
+        grey = np.linspace(0, 65535, 32 * 32).reshape(32, 32)
+        Image.fromarray(grey.astype(np.uint16)).save(source / "n00/deep.png")
+        Image.fromarray(grey.astype(np.float32)).save(source / "n00/float.tiff")
+        once = {"only": ("contrast",), "severity": (1,), "size": 0, "quality": 100}
+        summary, _ = run(source, tmp_path / "c", **once)
+        assert [name for name, _ in summary.unreadable] == ["n00/float.tiff"]
+        with Image.open(tmp_path / "c/contrast/1/n00/deep.JPEG") as picture:
+            assert 100 < np.asarray(picture).mean() < 155
 
     def test_too_small_an_image_is_named(self, source, tmp_path):
         Image.new("RGB", (20, 40)).save(source / "n00/tiny.png")

@@ -4,16 +4,16 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 import tyro
 from PIL import Image
@@ -27,15 +27,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from torch import Tensor
+from torchvision.transforms.v2.functional import center_crop, pil_to_tensor, resize
 
 from moetta.data.corruptions import CLASSICAL, MIN_SIDE, check_name, corrupt
 from moetta.data.corruptions.textures import check_folder
+from moetta.data.domains import UnreadableImage
+from moetta.data.images import INCOMPLETE, read_rgb
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"))
 SETTINGS_FILE = ".moetta-corrupt.json"
 _PART = ".part"
+_LEFTOVER = re.compile(r"\..+\.JPEG\.\d+\.part")  # as _replace names them
 _LINE_EVERY = 10.0  # seconds between lines where there is no terminal
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -95,37 +98,48 @@ def corrupt_tree(options: CorruptOptions, console: Console | None = None) -> Cor
 
     An image's random draws come from its place in the sorted list of the source, so that any
     number of workers and interruptions gives the same files. Run once at a time for one target.
+    Until a run ends, the folders that it writes to hold a file that says so, for which
+    `moetta.data` refuses them.
 
     Raises:
         ValueError: If an option is wrong, the target was made with other settings, or an image is
-            unreadable and `on_error` is "fail".
+            unreadable and `on_error` is "fail", or all are.
         FileNotFoundError: If the source, or a frost photograph, is missing.
     """
     console = console or Console(stderr=True)
     start = time.monotonic()
+    once = tuple(dict.fromkeys(options.only)), tuple(dict.fromkeys(options.severity))
+    options = replace(options, only=once[0], severity=once[1])
     images = _check(options)
     options.dst.mkdir(parents=True, exist_ok=True)
     _claim(options, images)
-    for leftover in options.dst.rglob(f".*{_PART}"):
-        leftover.unlink(missing_ok=True)
+    folders = [options.dst / name / str(s) for name in options.only for s in options.severity]
+    for folder in folders:
+        _begin(folder)
 
     tasks = [_Task(options, i, relative) for i, relative in enumerate(images)]
-    each = len(options.only) * len(options.severity)
     written = present = 0
     unreadable: list[tuple[str, str]] = []
-    with _Meter(console, total=len(tasks) * each) as meter:
+    with _Meter(console, total=len(tasks) * len(folders)) as meter:
         for result in _run(tasks, options.workers or os.cpu_count() or 1):
             if result.problem is not None:
                 if options.on_error == "fail":
                     raise ValueError(
-                        f"cannot read {options.src / result.relative}: {result.problem}; "
-                        "repair or remove it, or let on_error be 'skip'"
+                        f"{result.problem}; repair or remove it, or let on_error be 'skip'"
                     )
-                console.print(f"skipped {result.relative}: {result.problem}", markup=False)
+                console.print(f"skipped: {result.problem}", markup=False, soft_wrap=True)
                 unreadable.append((result.relative, result.problem))
             written += result.written
             present += result.present
-            meter.advance(each)
+            meter.advance(result.written + result.present)
+    if len(unreadable) == len(images):
+        raise ValueError(f"none of the {len(images):,} images of {options.src} could be read")
+    for folder in folders:
+        (folder / INCOMPLETE).unlink(missing_ok=True)
+    console.print(
+        f"{written} written, {present} already there, {len(unreadable)} images skipped",
+        highlight=False,
+    )
     return CorruptSummary(
         len(images), written, present, tuple(sorted(unreadable)), time.monotonic() - start
     )
@@ -207,6 +221,15 @@ def _claim(options: CorruptOptions, images: Sequence[str]) -> None:
         _replace(path, json.dumps(wanted, indent=1).encode())
 
 
+def _begin(folder: Path) -> None:
+    """Mark a folder as incomplete, and clear what a killed run left half-written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / INCOMPLETE).write_text("moetta corrupt has not finished here; run it again.\n")
+    for path in folder.rglob(f".*{_PART}"):
+        if _LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 def _run(tasks: Sequence[_Task], workers: int) -> Iterator[_Result]:
     """Do the tasks, in this process or in several; results come as they are ready."""
     workers = min(workers, len(tasks))
@@ -254,8 +277,8 @@ def _corrupt_image(task: _Task) -> _Result:
         return _Result(task.relative, present=present)
     try:
         image = _load(options.src / task.relative, options.size)
-    except _UNREADABLE as error:
-        return _Result(task.relative, present=present, problem=f"{type(error).__name__}: {error}")
+    except UnreadableImage as error:
+        return _Result(task.relative, present=present, problem=str(error))
     for corruption, severity, target in wanted:
         out = corrupt(
             image,
@@ -275,18 +298,14 @@ def _corrupt_image(task: _Task) -> _Result:
 
 def _load(path: Path, size: int) -> Tensor:
     """uint8 [1, 3, H, W]: as ImageNet-C prepares it, or as it is for size 0."""
-    with Image.open(path) as file:
-        image = file.convert("RGB")
+    image = read_rgb(path)
     if size:
-        short = round(size * 256 / 224)
-        scale = short / min(image.size)
-        width, height = (max(short, int(side * scale)) for side in image.size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        image = image.crop((left, top, left + size, top + size))
+        image = center_crop(resize(image, [round(size * 256 / 224)]), [size, size])
     if min(image.size) < MIN_SIDE:
-        raise ValueError(f"{image.width} x {image.height} pixels, {MIN_SIDE} are the least")
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].contiguous()
+        raise UnreadableImage(
+            f"{path} has {image.width} x {image.height} pixels, {MIN_SIDE} are the least"
+        )
+    return pil_to_tensor(image)[None]
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -332,7 +351,8 @@ class _Meter:
         self._bar.advance(self._task, count)
         now = time.monotonic()
         finished = self._done >= self._total
-        if not self._console.is_terminal and (finished or now - self._last >= _LINE_EVERY):
+        due = self._done > 0 and now - self._last >= _LINE_EVERY
+        if not self._console.is_terminal and (finished or due):
             self._last = now
             left = (now - self._start) * (self._total - self._done) / self._done
             self._console.print(

@@ -20,6 +20,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from moetta.data.domains import UnreadableImage
 
 Transform = Callable[[Image.Image], Any]
+INCOMPLETE = "INCOMPLETE"  # `moetta corrupt` leaves a file of this name in folders until it is done
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,13 @@ def list_images(
 
     Raises:
         FileNotFoundError: If a class has no images and must have some, naming it.
+        ValueError: If the folder says that it is incomplete.
     """
+    if (folder / INCOMPLETE).exists():
+        raise ValueError(
+            f"{folder} is incomplete: moetta corrupt was stopped there, or is still at work. Run "
+            f"it again to finish, or remove {folder / INCOMPLETE} to take the folder as it is."
+        )
     found = make_dataset(
         str(folder), dict(classes), extensions=IMG_EXTENSIONS, allow_empty=allow_empty
     )
