@@ -89,6 +89,22 @@ def test_potpourri_plus_from_folders_end_to_end(root):
     assert card["domains"][-1]["name"] == "imagenet"
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_absent_data_sets_are_left_out_of_a_part_and_named(tmp_path, by_key):
+    val = make_tree(tmp_path / "imagenet-val", imagenet_synsets()[:2])
+    for roots in [{"val": val}] if by_key else [tmp_path, val]:
+        with pytest.raises(FileNotFoundError, match=r"imagenet-r\.tar.*found.*partial=True"):
+            stream("potpourri+", roots, preprocess=HALF)
+        with pytest.warns(UserWarning, match="without ImageNet-R, ImageNet-Sketch, ImageNet-A"):
+            made = stream("potpourri+", roots, preprocess=HALF, partial=True)
+        assert made.domain_names == (*CLASSICAL, "imagenet")
+        card = made.card()
+        assert card["left_out"] == ["ImageNet-R", "ImageNet-Sketch", "ImageNet-A"]
+        assert "left_out" not in stream("classical", roots, preprocess=HALF, partial=True).card()
+    with pytest.raises((FileNotFoundError, ValueError), match="val"):  # the heart of every stream
+        stream("potpourri", {} if by_key else tmp_path / "no", preprocess=HALF, partial=True)
+
+
 def test_imagenet_c_files_are_used_where_there_are_any(root, tmp_path):
     for name in EXTRA:
         make_tree(tmp_path / name / "5", imagenet_synsets()[:2], size=(224, 224))

@@ -154,6 +154,14 @@ def test_pictures_are_resized_after_the_corruption():
     with pytest.raises(ValueError, match="differ in picture size"):
         list(Stream(mixed, normalise=HALF))
     assert next(iter(Stream(mixed, normalise=HALF, size=(48, 40)))).images.shape[2:] == (48, 40)
+    apart = Stream(mixed, normalise=HALF, order="continual", batch_size=20)  # never in one batch
+    with pytest.raises(ValueError, match=r"differ.*noise: 32 x 32; big: 48 x 48"):
+        list(apart)
+
+
+def test_a_wrong_frost_folder_is_refused_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"frost1\.png"):
+        Stream(three(), normalise=HALF, frost_folder=tmp_path)
 
 
 def test_limit_keeps_proportions_and_counts_say_so():

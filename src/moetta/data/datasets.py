@@ -37,7 +37,7 @@ class _Layout:
         return self.folders[0]
 
 
-_IMAGENET = {
+IMAGENET = {
     "val": _Layout(
         "ImageNet validation",
         ("imagenet-val", "val", "imagenet_val", "ilsvrc2012_img_val"),
@@ -93,9 +93,9 @@ def imagenet(
         preprocess: How its images are resized and cropped.
         partial: Accept a folder that lacks images or classes; it is an error otherwise.
     """
-    if kind not in _IMAGENET:
-        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(_IMAGENET)}")
-    layout, folder = _IMAGENET[kind], Path(folder)
+    if kind not in IMAGENET:
+        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(IMAGENET)}")
+    layout, folder = IMAGENET[kind], Path(folder)
     expected = layout.classes()
     candidates = [*named(folder, layout.folders), folder]
     home = next((c for c in candidates if _class_folders(c, expected)), None)
@@ -122,6 +122,17 @@ def imagenet(
     name = {"val": "imagenet"}.get(kind, f"imagenet-{kind}")
     origin = f"{layout.title}, {len(images):,} of {layout.images:,} images"
     return Domain(name, images, labels, classes=classes, origin=origin)
+
+
+def is_there(kind: str, folder: Path) -> bool:
+    """Whether a folder holds this data set among others, under one of its usual names.
+
+    The validation images may also be the folder itself; other data sets have the same synsets.
+    """
+    layout = IMAGENET[kind]
+    if kind == "val" and _class_folders(folder, layout.classes()):
+        return True
+    return bool(named(folder, layout.folders))
 
 
 def corrupted(
@@ -317,6 +328,25 @@ def image_folder(
     )
 
 
+def to_download(part: str, root: Path) -> str:
+    """What to download for a part of a stream, and where under ``root`` it goes."""
+    if part == "cifar10-c":
+        return (
+            "CIFAR-10: download cifar-10-python.tar.gz as www.cs.toronto.edu/~kriz/cifar.html says "
+            f"and unpack it, so that {root / 'cifar-10-batches-py'} exists"
+        )
+    if part in ("c", "extra"):
+        archives = "extra.tar" if part == "extra" else "noise, blur, weather and digital.tar"
+        return (
+            f"ImageNet-C: download {archives} as github.com/hendrycks/robustness says and unpack "
+            f"into {root / IMAGENET_C_FOLDERS[0]}; without them the corruptions are made on the "
+            "fly from the validation images"
+        )
+    layout = IMAGENET[part]
+    get = f"{layout.get[0].lower()}{layout.get[1:]}"
+    return f"{layout.title}: {get}, so that {root / layout.folder / layout.classes()[0]} exists"
+
+
 def _class_folders(folder: Path, expected: Collection[str]) -> list[str]:
     if not folder.is_dir():
         return []
@@ -325,7 +355,7 @@ def _class_folders(folder: Path, expected: Collection[str]) -> list[str]:
 
 
 def _not_found(kind: Kind, candidates: Sequence[Path], expected: Sequence[str]) -> str:
-    layout, root = _IMAGENET[kind], candidates[-1]
+    layout, root = IMAGENET[kind], candidates[-1]
     where = candidates[0]
     said = (
         f"{layout.title}: expected {len(expected)} class folders ({expected[0]}, {expected[1]}, "

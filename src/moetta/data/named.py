@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,15 +11,17 @@ from torch import nn
 
 from moetta.data.corruptions import CLASSICAL, EXTRA
 from moetta.data.datasets import (
+    IMAGENET,
     IMAGENET_C_FOLDERS,
     IMAGENET_C_FRAME,
     cifar10,
     corrupted,
     imagenet,
     imagenet_c,
+    is_there,
 )
 from moetta.data.domains import Domain
-from moetta.data.images import named
+from moetta.data.images import contents, named
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.data.streams import Stream
 
@@ -69,7 +72,8 @@ def stream(
         severity: Severity of the corruptions.
         corruptions: "files" reads ImageNet-C, "on the fly" makes it from the validation images,
             and "auto" reads it where there is a folder for it.
-        partial: Accept data sets that lack images.
+        partial: Accept data sets that lack images, and leave out those of ImageNet-R, -Sketch, -A
+            and the clean validation images that are absent; a warning and the card name them.
         mask: Record that ImageNet-R and -A are scored among their 200 classes.
         **options: Further options of `Stream`: order, seed, batch_size, limit, workers, start,
             on_error, corruption_seed, frost_folder.
@@ -86,8 +90,30 @@ def stream(
             raise ValueError(f"{key} follows from the preprocessing; use preprocess= instead")
     pre = preprocess_for(model, preprocess)
     source = _Source(roots, pre, severity, corruptions, partial)
-    domains = [domain for part in STREAMS[name] for domain in source.read(part)]
-    return Stream(domains, mask=mask, name=name, **stream_options(pre), **options)
+    absent = [part for part in STREAMS[name] if source.lacks(part)]
+    if absent and not partial:
+        raise FileNotFoundError(_needs(name, absent, roots))
+    parts = [part for part in STREAMS[name] if part not in absent]
+    domains = [domain for part in parts for domain in source.read(part)]
+    left_out = [IMAGENET[part].title for part in absent]
+    if absent:
+        warnings.warn(f"{name} is made without {', '.join(left_out)}: not found", stacklevel=2)
+    return Stream(
+        domains, mask=mask, name=name, left_out=left_out, **stream_options(pre), **options
+    )
+
+
+def _needs(name: str, absent: Sequence[str], roots: Root | Mapping[str, Root | Domain]) -> str:
+    wanted = "; ".join(f"{IMAGENET[key].folder} ({IMAGENET[key].get})" for key in absent)
+    if isinstance(roots, Mapping):
+        where, found = "under the keys " + ", ".join(map(repr, absent)), ", ".join(roots)
+    else:
+        where, found = f"in {roots}", contents(Path(roots))
+    return (
+        f"{name} needs more data sets: expected, {where}, {wanted}; found {found or 'nothing'}. "
+        "partial=True (--partial) makes the stream of what is there, and its card says what was "
+        "left out."
+    )
 
 
 def stream_options(preprocess: Preprocess) -> dict[str, Any]:
@@ -135,6 +161,14 @@ class _Source:
             self._val = self._val or self._imagenet("val")
             return [self._val]
         return [self._imagenet(part)]
+
+    def lacks(self, part: str) -> bool:
+        """Whether a data set that a stream can do without is not there at all."""
+        if part not in ("r", "sketch", "a", "val"):
+            return False
+        if isinstance(self.roots, Mapping):
+            return part not in self.roots
+        return not is_there(part, Path(self.roots))
 
     def _imagenet_c(self, names: tuple[str, ...]) -> list[Domain]:
         if self.corruptions == "files" or (self.corruptions == "auto" and self._has_files()):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize
 
+from moetta.data.corruptions.textures import check_folder
 from moetta.data.domains import Domain, Unread, UnreadableImage
 from moetta.data.orders import Order, describe_order, make_order, stratified
 
@@ -83,6 +84,7 @@ class Stream:
         mask: Whether predictions in a domain of few classes are to be read among those classes
             only; see `moetta.data.logit_mask`. Recorded here, applied by whoever scores.
         name: What the protocol card calls the stream.
+        left_out: What belongs to the stream of that name but is not there, for the card.
         preprocessing: What the protocol card says about preprocessing.
 
     Attributes:
@@ -108,15 +110,18 @@ class Stream:
         frost_folder: str | Path | None = None,
         mask: bool = False,
         name: str = "custom",
+        left_out: Sequence[str] = (),
         preprocessing: dict[str, Any] | None = None,
     ) -> None:
         _check(domains, on_error, batch_size=batch_size, workers=workers, start=start, seed=seed)
+        if frost_folder is not None:
+            check_folder(Path(frost_folder))
         self.domains = tuple(domains)
         self.domain_names = tuple(d.name for d in domains)
         self.order = make_order(order)
         self.seed, self.batch_size, self.limit = seed, batch_size, limit
         self.workers, self.start, self.on_error = workers, start, on_error
-        self.mask, self.name = mask, name
+        self.mask, self.name, self.left_out = mask, name, tuple(left_out)
         self.skipped: list[Unread] = []
 
         lengths = torch.tensor([len(d) for d in domains])
@@ -174,19 +179,27 @@ class Stream:
             # Workers are seeded from this one; the default would draw from the global generator.
             generator=torch.Generator(),
         )
+        first: tuple[str, str] | None = None
         for batch in loader:
             for unread in batch.unread:
                 if unread not in self.skipped:
                     self.skipped.append(unread)
                     warnings.warn(f"skipped: {unread.reason}", stacklevel=2)
-            if len(batch):  # one in which nothing could be read has nothing to give
-                yield batch
+            if not len(batch):  # nothing of it could be read
+                continue
+            names = (self.domain_names[d] for d in batch.domains.unique().tolist())
+            shown = ", ".join(names), _size(batch.images)
+            first = first or shown
+            _check_sizes([first, shown])
+            yield batch
 
     def card(self) -> dict[str, Any]:
         """What a result on this stream must say about it, as plain JSON data."""
         b = self._batches
         return {
             "stream": self.name,
+            # Only where there is something to say: the cards of whole streams stay as they were.
+            **({"left_out": list(self.left_out)} if self.left_out else {}),
             "domains": [
                 {
                     "name": d.name,
@@ -272,13 +285,19 @@ class _Batches(Dataset[Batch]):
         return resize(pictures, list(self.size), self.interpolation, antialias=True)
 
     def _normalised(self, parts: dict[int, tuple[Tensor, Tensor]], order: Tensor) -> Tensor:
-        sizes = {self.domains[d].name: tuple(p.shape[-2:]) for d, (_, p) in parts.items()}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(
-                f"the domains differ in picture size ({sizes}); give the stream a size"
-            )
+        _check_sizes([(self.domains[d].name, _size(p)) for d, (_, p) in parts.items()])
         pictures = torch.cat([p for _, p in parts.values()])[order]
         return pictures.float().div_(255).sub_(self.mean).div_(self.std)
+
+
+def _size(pictures: Tensor) -> str:
+    return f"{pictures.shape[-1]} x {pictures.shape[-2]}"
+
+
+def _check_sizes(shown: Sequence[tuple[str, str]]) -> None:
+    if len({size for _, size in shown}) > 1:
+        listed = "; ".join(f"{name}: {size}" for name, size in shown)
+        raise ValueError(f"the domains differ in picture size ({listed}); give the stream a size")
 
 
 def _as_is(batch: Any) -> Any:
