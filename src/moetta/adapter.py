@@ -94,8 +94,8 @@ class Adapter:
         """Predict without learning."""
         return inputs.logits(self.model)
 
-    def routing(self) -> dict[str, Tensor]:
-        """Expert of each sample in the last prediction, by layer; nothing without experts."""
+    def routing(self, samples: int) -> dict[str, Tensor]:
+        """Experts of each sample in the last prediction, by layer; nothing without experts."""
         return {}
 
     @property
@@ -120,7 +120,7 @@ class Adapter:
             if self._paused:
                 with torch.no_grad():
                     step = Step(self.predict(inputs), forwards=len(inputs), skipped="paused")
-                    step.routing = self.routing()
+                    step.routing = self.routing(len(inputs))
             else:
                 with torch.enable_grad():
                     step = self.learn(inputs)
@@ -171,8 +171,18 @@ class Adapter:
         return torch.device("cpu") if tensor is None else tensor.device
 
     def gradients(self, loss: Tensor) -> list[Tensor] | None:
-        """Gradients for the trained parameters, or None where loss or gradient is not finite."""
+        """Gradients for the trained parameters, or None where loss or gradient is not finite.
+
+        Raises:
+            ValueError: the loss does not depend on any of them. Nothing has changed then.
+        """
         parameters = list(self.trained.values())
+        if not loss.requires_grad:
+            raise ValueError(
+                "the model's logits carry no gradient to learn from: its forward pass runs under "
+                "no_grad or detaches them, or uses reentrant gradient checkpointing (use the kind "
+                "with use_reentrant=False)"
+            )
         if not torch.isfinite(loss):
             return None
         # Backward ops run in the types their forward ops chose: autocast must not cast them again.
@@ -212,7 +222,9 @@ class Adapter:
         Raises:
             ValueError: it does not fit this adapter; the message says what differs. Nothing has
                 changed then.
+            RuntimeError: the adapter was unwrapped; its parameters are the user's again.
         """
+        self._surgery.check_alive()
         state.restore(self, tensors)
 
     def reset(self) -> None:
@@ -228,7 +240,7 @@ class Adapter:
         """Return to the last `snapshot`.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: there is none, or the adapter was unwrapped.
         """
         if self._snapshot is None:
             raise RuntimeError("there is nothing to roll back to; call adapter.snapshot() first")
@@ -243,7 +255,9 @@ class Adapter:
 
         Raises:
             ValueError: the file is damaged, foreign, or made for something else.
+            RuntimeError: the adapter was unwrapped.
         """
+        self._surgery.check_alive()
         state.load(self, path)
 
     def save_source(self, path: str | PathLike[str]) -> None:

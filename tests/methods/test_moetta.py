@@ -53,25 +53,49 @@ class StraightLine:
         }
         self.velocity = {}
         self.means = []
+        self.past = {}
         self.model = model.double()
 
+    def balance(self, name, p, k):
+        """E sum_e F_e P_e, with F over the batch, or over the last choices for whole batches."""
+        seen = k.tolist()
+        if self.config.routing == "batch":
+            if self.config.batch_balance == "constant":
+                return p.new_ones(())
+            self.past[name] = (self.past.get(name, []) + seen)[-self.config.window :]
+            seen = self.past[name]
+        share = F.one_hot(torch.tensor(seen).flatten(), p.shape[1]).double().mean(0)
+        return p.shape[1] * (share * p.mean(0)).sum()
+
     def forward(self, x):
-        balance, hooks = [], []
+        balance, hooks, routes, config = [], [], {}, self.config
+
+        def route(name, z):
+            logits = z.mean(1) @ self.values[f"{name}.router.weight"].T
+            logits = logits + self.values[f"{name}.router.bias"]
+            if config.routing == "batch":
+                logits = logits.mean(0, keepdim=True)
+            p = logits.softmax(-1)
+            k = p.argsort(-1, descending=True)[:, : config.top_k]
+            balance.append(self.balance(name, p, k))
+            return p, k
 
         def hook(name):
             def replace(module, args, _):
                 (z,) = args
-                weights = [self.values[f"{name}.{p}"] for p in PARTS]
-                ew, eb, rw, rb = weights
-                p = (z.mean(1) @ rw.T + rb).softmax(-1)
-                k = p.argmax(-1)
-                chosen = p[torch.arange(len(z)), k]
-                c = (chosen / chosen.detach())[:, None]
-                if not self.config.router_grad:
-                    c = c.detach()
-                gamma, beta = module.weight + c * ew[k], module.bias + c * eb[k]
-                share = F.one_hot(k, len(rb)).double().mean(0)
-                balance.append(len(rb) * (share * p.mean(0)).sum())
+                leader = self.names[0] if config.router_scope == "model" else name
+                if name == leader:
+                    routes[name] = route(name, z)
+                p, k = routes[leader]
+                gamma, beta = module.weight, module.bias
+                chosen = p[torch.arange(len(p))[:, None], k]
+                for place in range(config.top_k):
+                    c = chosen[:, place, None]
+                    shared = config.top_k_weights == "share"
+                    c = c / (chosen.sum(1, keepdim=True) if shared else c).detach()
+                    c = c if config.router_grad else c.detach()
+                    gamma = gamma + c * self.values[f"{name}.expert_weight"][k[:, place]]
+                    beta = beta + c * self.values[f"{name}.expert_bias"][k[:, place]]
                 mean, var = z.mean(-1, keepdim=True), z.var(-1, unbiased=False, keepdim=True)
                 return (z - mean) / (var + module.eps).sqrt() * gamma[:, None] + beta[:, None]
 
@@ -104,9 +128,6 @@ class StraightLine:
         return logits.detach(), loss.item(), kept
 
 
-PARTS = ("expert_weight", "expert_bias", "router.weight", "router.bias")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,6 +137,14 @@ PARTS = ("expert_weight", "expert_bias", "router.weight", "router.bias")
         {"balance": 0.0},
         {"router_grad": False},
         {"e0": 1.0},
+        {"top_k": 2},
+        {"top_k": 2, "top_k_weights": "one"},
+        {"routing": "batch", "window": 3},
+        {"routing": "batch", "batch_balance": "constant"},
+        {"routing": "batch", "top_k": 2},
+        {"router_scope": "model"},
+        {"router_scope": "model", "top_k": 2},
+        {"router_scope": "model", "routing": "batch"},
     ],
     ids=str,
 )
@@ -136,12 +165,24 @@ def test_five_steps_equal_the_straight_line(options):
     assert adapter.running["threshold"].item() == pytest.approx(sum(again.means) / 5)
 
 
-def test_step_zero_is_the_source_model():
-    model = tiny_vit()
-    x = images(9)
-    torch.testing.assert_close(
-        moetta.adapt(model, "moetta")(x), model(x).detach(), atol=2e-6, rtol=1e-5
-    )
+OPTIONS = st.fixed_dictionaries(
+    {
+        "experts": st.integers(2, 12),
+        "top_k": st.integers(1, 2),
+        "routing": st.sampled_from(["sample", "batch"]),
+        "router_scope": st.sampled_from(["layer", "model"]),
+        "seed": st.integers(0, 1000),
+        "balance": st.sampled_from([0.0, 0.2, 5.0]),
+    }
+)
+
+
+@given(OPTIONS, st.integers(1, 9), st.integers(0, 1000), st.sampled_from([1e-3, 1.0, 30.0]))
+@settings(max_examples=15)
+def test_step_zero_is_the_source_model(options, size, seed, scale):
+    model, x = tiny_vit(), images(size, seed) * scale
+    logits = moetta.adapt(model, "moetta", **options)(x)
+    torch.testing.assert_close(logits, model(x).detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +235,13 @@ def test_threshold_of_the_paper_is_the_running_mean():
 def test_threshold_of_the_released_code():
     seen = feed(moetta.adapt(tiny_vit(), "moetta", preset="released"), MEANS)
     assert seen == pytest.approx([0.94458, 0.89724, 0.89218, 0.87902, 0.90027, 0.92603], abs=2e-5)
+
+
+def test_threshold_of_the_released_code_after_a_first_batch_that_was_sure():
+    adapter = moetta.adapt(tiny_vit(), "moetta", preset="released")
+    assert feed(adapter, [0.0, 0.0, 0.6, 0.3]) == pytest.approx(
+        [0, 0, 0.2, 0.2 * 0.275 / (0.8 / 3)]
+    )
 
 
 def test_convnext_leaves_channels_first_norms_alone():
@@ -348,6 +396,29 @@ def test_unselected_batch_moves_experts_by_nothing_but_balance():
     assert any(not torch.equal(v, balanced.trained[k]) for k, v in routers.items())
 
 
+@given(OPTIONS, st.integers(0, 1000))
+@settings(max_examples=10)
+def test_the_balance_alone_moves_an_unselected_batch(options, seed):
+    adapter = moetta.adapt(tiny_vit(), "moetta", lr=0.1, momentum=0.0, **options)
+    adapter(images(seed=seed))
+    adapter.running |= {"entropy": torch.tensor(0.0), "batches": torch.tensor(1e4)}
+    before, x = {k: v.detach().clone() for k, v in adapter.trained.items()}, images(5, seed + 1)
+    logits = adapter.network(x)
+    log_p = logits.log_softmax(-1)
+    threshold = -(log_p.exp() * log_p).sum(-1).detach().mean() / (1e4 + 1)
+    total, _ = adapter._balance([layer.last for layer in adapter.layers.values()])
+    pulls = torch.autograd.grad(
+        options["balance"] * threshold * total, list(adapter.trained.values()), allow_unused=True
+    )
+    adapter(x)
+    assert not adapter.last.selected.any()
+    for (name, value), pull in zip(adapter.trained.items(), pulls, strict=True):
+        if pull is None or not options["balance"]:
+            assert torch.equal(value, before[name]), name
+        else:
+            torch.testing.assert_close(value, before[name] - 0.1 * pull, atol=1e-6, rtol=1e-4)
+
+
 @given(order=st.permutations(range(6)))
 @settings(max_examples=10, deadline=None)
 def test_permuting_a_batch_permutes_its_logits(order):
@@ -387,6 +458,16 @@ def test_report_names_routing_by_layer():
         adapter(images(6))
     assert len(adapter.last.routing) == 4
     assert adapter.last.skipped == "paused"
+
+
+def test_a_paused_report_has_a_row_a_sample_when_the_batch_goes_as_one():
+    adapter = moetta.adapt(tiny_vit(), "moetta", routing="batch", top_k=2)
+    adapter(images(6))
+    learning = adapter.last.routing
+    with adapter.paused():
+        adapter(images(6))
+    for routing in (learning, adapter.last.routing):
+        assert [r.shape for r in routing.values()] == [(6, 2)] * 4
 
 
 def test_merged_model_predicts_without_the_adapter():

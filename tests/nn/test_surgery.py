@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -80,6 +82,26 @@ def test_unwrap_twice_is_unwrap_once() -> None:
         adapter.merge()
     again = make("tent", model=model, inplace=True)  # and the model can be adapted anew
     assert_same(again(images(4)), make("tent")(images(4)))
+
+
+def test_a_state_is_not_written_into_a_model_given_back(tmp_path: Path) -> None:
+    model = VIT.model()
+    adapter = make("tent", model=model, inplace=True)
+    adapter(images(4))
+    adapter.snapshot()
+    adapter.save(tmp_path / "state")
+    learnt = adapter.state_dict()
+    adapter.unwrap()
+    before = portrait(model)
+    for restore in (
+        adapter.reset,
+        adapter.rollback,
+        lambda: adapter.load(tmp_path / "state"),
+        lambda: adapter.load_state_dict(learnt),
+    ):
+        with pytest.raises(RuntimeError, match="unwrapped"):
+            restore()
+        assert_same(before, portrait(model))
 
 
 @every

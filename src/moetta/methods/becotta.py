@@ -95,7 +95,7 @@ class BECoTTA(Adapter):
         self._seed.fill_(self.generator().initial_seed() % (1 << 62))
         return inputs.logits(self.model)
 
-    def routing(self) -> dict[str, Tensor]:
+    def routing(self, samples: int) -> dict[str, Tensor]:
         """Adapters of each sample [B, k], by block."""
         chosen = {name: layer.chosen for name, layer in self.mixtures.items()}
         return {name: experts for name, experts in chosen.items() if experts is not None}
@@ -107,7 +107,7 @@ class BECoTTA(Adapter):
         selected = entropies.detach() < self.config.e0 * log_classes(logits)
         count = int(selected.sum())
         loss = masked_mean(entropies, selected)
-        routing = self.routing()
+        routing = self.routing(len(inputs))
         skipped = self.descend(loss) if count else "no sample selected"
         return Step(
             logits,

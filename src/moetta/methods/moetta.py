@@ -175,9 +175,18 @@ class MoETTA(Adapter):
 
     def learn(self, inputs: Inputs) -> Step:
         """One step down the weighted entropy of reliable samples plus the balance loss."""
+        try:
+            return self._step(inputs)
+        finally:
+            # Only now: gradient checkpointing runs layers again on the way back, and followers of
+            # a leading router read its choice then.
+            self._clear()
+
+    def _step(self, inputs: Inputs) -> Step:
         config = self.config
         logits = inputs.logits(self.model)
-        routings = self._collect()
+        routings = self._routings()
+        chosen = self.routing(len(inputs))
         entropies = entropy(logits)
         threshold, running = self._advance(entropies.detach().mean())
         selected = torch.ones_like(entropies, dtype=torch.bool)
@@ -198,20 +207,34 @@ class MoETTA(Adapter):
             entropy=entropies,
             selected=selected,
             losses=losses,
-            routing={n: r.experts.expand(len(inputs), -1) for n, r in routings.items()},
+            routing=chosen,
             skipped=skipped,
         )
 
-    def routing(self) -> dict[str, Tensor]:
-        """The experts of the last prediction, by layer."""
-        return {name: routing.experts for name, routing in self._collect().items()}
+    def predict(self, inputs: Inputs) -> Tensor:
+        """Predict without learning."""
+        self._clear()  # what a refused batch may have left
+        return super().predict(inputs)
 
-    def _collect(self) -> dict[str, Routing]:
-        """Take the routings that the forward pass left on the layers."""
-        found = {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+    def routing(self, samples: int) -> dict[str, Tensor]:
+        """The experts of each sample in the last prediction [B, k], by layer."""
+        found = self._routings()
+        if self.config.routing == "batch":
+            return {name: r.experts.expand(samples, -1) for name, r in found.items()}
+        return {name: _by_sample(name, r.experts, samples) for name, r in found.items()}
+
+    def merge(self) -> nn.Module:
+        """A model of its own that keeps experts and routers as they are."""
+        self._clear()  # the graph of a call past the adapter cannot be copied
+        return super().merge()
+
+    def _routings(self) -> dict[str, Routing]:
+        """What the forward pass left on the layers."""
+        return {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+
+    def _clear(self) -> None:
         for layer in self.layers.values():
             layer.last = None
-        return found
 
     def _advance(self, now: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Threshold and running values with one more batch, whose mean entropy is ``now``.
@@ -231,7 +254,9 @@ class MoETTA(Adapter):
         else:  # "entropy" holds the sum of all but the first batch
             old = (before + mean) / batches
             mean = mean + now
-            threshold = before * ((before + mean) / count) / old
+            average = (before + mean) / count
+            # Nothing but sure batches so far: there is no ratio to scale by.
+            threshold = torch.where(old == 0, average, before * average / old)
         return threshold, {"threshold": threshold, "entropy": mean, "batches": count}
 
     def _balance(self, routings: list[Routing]) -> tuple[Tensor, Tensor | None]:
@@ -252,6 +277,17 @@ class MoETTA(Adapter):
             Routing(r.probabilities, window) for r, window in zip(routings, made, strict=True)
         ]
         return _balance_of_all(recent), choices
+
+
+def _by_sample(name: str, experts: Tensor, samples: int) -> Tensor:
+    """[B, k]; of a layer that sees each sample as w windows, [B, w k]."""
+    if len(experts) % samples:
+        raise ValueError(
+            f"the norm layer {name!r} got {len(experts)} rows for {samples} samples: its first "
+            "axis is not the batch, so it cannot route samples; leave it out with frozen=, or use "
+            "a model whose tokens are [B, T, D] (batch_first=True)"
+        )
+    return experts.reshape(samples, -1)
 
 
 def _balance_of_all(routings: list[Routing]) -> Tensor:

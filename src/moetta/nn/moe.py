@@ -115,6 +115,11 @@ class MoENorm(nn.Module):
         constant = chosen.detach()
         c = chosen / (constant if self.unit_weights else constant.sum(-1, keepdim=True))
         c = (c if self.router_grad else c.detach()).unsqueeze(-1)
+        if len(c) not in (1, batch):
+            raise ValueError(
+                f"a layer of {batch} rows cannot follow the router of one with {len(c)}; use "
+                'router_scope="layer"'
+            )
         gamma = self.weight + (c * self.expert_weight[routing.experts]).sum(1)
         beta = self.bias + (c * self.expert_bias[routing.experts]).sum(1)
         return gamma.expand(batch, -1), beta.expand(batch, -1)
