@@ -4,12 +4,16 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
+import torchvision
+import transformers
+from torch import Tensor, nn
 
 import moetta
-from helpers.models import images, small_vit
+from helpers.models import FAMILIES, images, small_vit
 from helpers.reference import LR, Plain, entropies, ln_c
 from helpers.trials import assert_same
+from moetta.methods import sar
+from moetta.nn.norms import find_norms
 
 
 def early(name: str) -> bool:
@@ -157,3 +161,36 @@ def test_late_blocks_are_left_out() -> None:
     adapter = moetta.adapt(small_vit(depth=12), "sar")
     assert len(adapter.trained) == 2 * 18
     assert not any(name.startswith(("blocks.9", "blocks.1.1", "norm")) for name in adapter.trained)
+
+
+def blocks_of(name: str, depth: int) -> nn.Module:
+    if name == "torchvision":
+        return torchvision.models.VisionTransformer(16, 8, depth, 2, 8, 16, num_classes=5)
+    if name == "torch":
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        return nn.Sequential(nn.TransformerEncoder(layer, depth, nn.LayerNorm(8)))
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**sizes, num_hidden_layers=depth, image_size=16, patch_size=8)
+    )
+
+
+@pytest.mark.parametrize("name", ["torchvision", "huggingface", "torch"])
+@pytest.mark.parametrize(("depth", "layers"), [(12, 18), (2, 4)])
+def test_other_libraries_late_blocks_are_left_out_too(name: str, depth: int, layers: int) -> None:
+    network = blocks_of(name, depth)
+    norms = find_norms(network)
+    assert len(norms) == 2 * depth + 1
+    assert sar.early(network, norms) == norms[:layers]
+
+
+def test_small_models_with_timms_names_keep_to_the_rule_by_name() -> None:
+    network = FAMILIES["timm_convnext"].shared()  # too shallow for a name that is excluded
+    norms = find_norms(network)
+    assert sar.early(network, norms) == norms
+
+
+def test_without_blocks_every_layer_is_early() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    norms = find_norms(network)
+    assert sar.early(network, norms) == norms

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import timm
 import torch
+import torchvision.models.convnext
 from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import nn
 
 from helpers.models import FAMILIES
-from moetta.methods.sar import SAR
+from moetta.methods.sar import early
 from moetta.nn.norms import BatchStatNorm, describe, find_norms, normalise, parse_indices
 
 
@@ -34,10 +33,11 @@ def meta(name: str) -> nn.Module:
 def test_the_papers_models(
     name: str, layers: int, parameters: int, sar_layers: int, channels_first: int
 ) -> None:
-    norms = find_norms(meta(name))
+    model = meta(name)
+    norms = find_norms(model)
     assert len(norms) == layers
     assert sum(p.numel() for norm in norms for _, p in norm.parameters()) == parameters
-    assert sum(SAR.keeps(SimpleNamespace(), norm) for norm in norms) == sar_layers
+    assert len(early(model, norms)) == sar_layers
     assert sum(norm.channels_first for norm in norms) == channels_first
 
 
@@ -71,6 +71,43 @@ def test_every_norm_of_every_family_is_found(family: str, kinds: dict, channels_
     for norm in norms:
         assert [k for k, _ in norm.parameters()] == [f"{norm.name}.weight", f"{norm.name}.bias"]
         assert all(names[k] is p for k, p in norm.parameters())
+
+
+class ByHand2d(nn.LayerNorm):
+    """A channels-first LayerNorm that no library has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + self.eps).sqrt()
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class ByHand(nn.LayerNorm):
+    """Over the last axis, as CLIP's own, written out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        return self.weight * x + self.bias
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (nn.LayerNorm, False),
+        (timm.layers.LayerNorm, False),
+        (timm.layers.LayerNormFp32, False),
+        (timm.layers.LayerNormAct, False),
+        (timm.layers.LayerNorm2d, True),
+        (timm.layers.LayerNorm2dFp32, True),
+        (timm.layers.LayerNormAct2d, True),
+        (timm.layers.LayerNormAct2dFp32, True),
+        (torchvision.models.convnext.LayerNorm2d, True),
+        (ByHand, False),
+        (ByHand2d, True),
+    ],
+)
+def test_a_layer_says_itself_which_axis_is_its(make, first: bool) -> None:
+    assert describe("x", make(6)).channels_first == first
+    assert not describe("x", make(1)).channels_first or first
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,14 @@ class SGDConfig(Config):
 
 
 class NormAffineAdapter(Adapter):
-    """Trains the scale and shift of the norm layers that `keeps` accepts, by SGD.
+    """Trains the scale and shift of the norm layers that `choose` picks, by SGD.
 
     BatchNorms, if there are any, normalise by the batch at hand.
     """
 
-    def keeps(self, norm: Norm) -> bool:
-        """Whether this layer is trained."""
-        return True
+    def choose(self, norms: list[Norm]) -> list[Norm]:
+        """The layers that are trained, out of all."""
+        return norms
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
         """What steps the parameters; None for a method that does it by itself."""
@@ -53,7 +53,7 @@ class NormAffineAdapter(Adapter):
     def build(self, source: Source) -> None:
         """Train the norm layers."""
         norms = find_norms(self.network)
-        chosen = [norm for norm in norms if self.keeps(norm)]
+        chosen = self.choose(norms)
         if not chosen:
             names = ", ".join(norm.name for norm in norms)
             raise ValueError(f"{self.method} excludes every norm layer of this model: {names}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moetta.adapter import Source, Step
 from moetta.config import positive, share
@@ -15,11 +15,13 @@ from moetta.functional import entropy, log_classes, masked_mean
 from moetta.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.methods.registry import register
+from moetta.nn.blocks import find_blocks
 from moetta.nn.norms import Norm
 from moetta.nn.sam import perturbed
 
-# The last stages of the networks SAR was written for. The rule goes by name, as the original's
-# does, so that layer counts agree with it everywhere (ViT-B 18, ViT-L 42, ConvNeXt-B 38).
+# Names as in timm and torchvision's ResNets, which SAR's own rule was written for, and the last
+# stages by that rule: layer counts then agree with it (ViT-B 18, ViT-L 42, ConvNeXt-B 38).
+_NAMED = re.compile(r"blocks\.\d|layer\d|^norm$")
 _LAST = re.compile(r"layer4|blocks\.9|blocks\.10|blocks\.11|norm\.|^norm$")
 
 
@@ -59,12 +61,29 @@ class SARConfig(SGDConfig):
         share(self, "decay")
 
 
+def early(network: nn.Module, norms: list[Norm]) -> list[Norm]:
+    """All norm layers but those of the last stages.
+
+    By name where the names are those of SAR's rule. Elsewhere by position, which is the same for a
+    ViT-B: without the last quarter of the blocks and what comes after them.
+    """
+    if any(_NAMED.search(norm.name) for norm in norms):
+        return [norm for norm in norms if not _LAST.search(norm.name)]
+    try:
+        blocks = find_blocks(network)
+    except ValueError:
+        return norms
+    last = blocks[len(blocks) - len(blocks) // 4 - 1]
+    inside = [i for i, norm in enumerate(norms) if norm.name.startswith(f"{last.name}.")]
+    return norms[: inside[-1] + 1]
+
+
 class SAR(NormAffineAdapter):
     """Two passes a step: find the sharpest nearby point, learn from the gradient there."""
 
-    def keeps(self, norm: Norm) -> bool:
+    def choose(self, norms: list[Norm]) -> list[Norm]:
         """All but the last stages."""
-        return _LAST.search(norm.name) is None
+        return early(self.network, norms)
 
     def build(self, source: Source) -> None:
         """Train the early norm layers."""

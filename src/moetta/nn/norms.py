@@ -7,17 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-import timm.layers
+import torch
 import torch.nn.functional as F
-import torchvision.models.convnext
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-_CHANNELS_FIRST = (
-    timm.layers.LayerNorm2d,
-    timm.layers.LayerNormAct2d,
-    torchvision.models.convnext.LayerNorm2d,
-)
 
 
 @dataclass(frozen=True)
@@ -51,10 +44,24 @@ def describe(name: str, module: nn.Module) -> Norm | None:
     if isinstance(module, nn.GroupNorm):
         return Norm(name, module, "group")
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-        first = isinstance(module, _CHANNELS_FIRST)
-        first = first or getattr(module, "data_format", None) == "channels_first"
-        return Norm(name, module, "layer", first)
+        return Norm(name, module, "layer", _is_channels_first(module))
     return None
+
+
+def _is_channels_first(norm: nn.LayerNorm) -> bool:
+    """Whether a LayerNorm works on the second axis of [B, D, H, W].
+
+    Libraries have many such classes (timm's LayerNorm2d and kin, Hugging Face's with a data
+    format), so the layer itself is asked: one over the last axis cannot take [1, D, 1, 1].
+    """
+    if type(norm).forward is nn.LayerNorm.forward or norm.weight.numel() == 1:
+        return False
+    one_pixel = norm.weight.detach().new_zeros(1, norm.weight.numel(), 1, 1)
+    try:
+        with torch.no_grad():
+            return norm.forward(one_pixel).shape == one_pixel.shape
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+        return False
 
 
 def find_norms(network: nn.Module) -> list[Norm]:
