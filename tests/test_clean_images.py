@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import BatchEncoding, BatchFeature
 
 import moetta
 from helpers.models import FAMILIES, images, small_vit
@@ -120,3 +121,15 @@ def test_text_may_be_a_source_too() -> None:
     source = [{**family.batch(4, seed), "labels": torch.zeros(4)} for seed in range(2)]
     adapter = moetta.adapt(family.shared(), "eata", source=source)
     assert all(adapter.running[name].abs().sum() > 0 for name in adapter.from_source)
+
+
+@pytest.mark.parametrize("kind", [BatchEncoding, BatchFeature])
+def test_what_tokenisers_and_processors_give_may_be_a_source(kind: type) -> None:
+    x = images(6)
+    whole = kind({"pixel_values": x, "labels": torch.zeros(6)})
+    cut = list(batches(whole, 4, limit=5))
+    assert [len(batch) for batch in cut] == [4, 1]
+    assert [set(batch.kwargs) for batch in cut] == [{"pixel_values"}] * 2
+    assert_same(torch.cat([batch.main for batch in cut]), x[:5])
+    (batch,) = batches([whole], 4)
+    assert_same(batch.main, x)

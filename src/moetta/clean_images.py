@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -19,31 +19,25 @@ if TYPE_CHECKING:
 FORMAT = "moetta-source"
 
 
-def batches(source: Any, size: int, limit: int | None = None) -> Iterator[Inputs]:
+def batches(
+    source: Any, size: int, limit: int | None = None, seed: int | None = None
+) -> Iterator[Inputs]:
     """The source images as model inputs, ``limit`` of them at most.
 
-    A tensor is cut into batches of ``size``; any other iterable gives its own batches: tensors,
-    (images, labels) pairs (the labels are ignored) or dicts of keyword inputs.
+    A tensor, or a mapping of keyword inputs, is cut into batches of ``size``; any other iterable
+    gives its own batches: tensors, (images, labels) pairs (the labels are ignored) or mappings.
+
+    Of a tensor longer than ``limit``, a ``seed`` draws that many at random. An iterable may have no
+    length, so its first ones are taken: shuffle it if its order means something.
 
     Raises:
         ValueError: there is nothing in it, or something that is no batch.
     """
+    if isinstance(source, Tensor) and seed is not None and limit and len(source) > limit:
+        order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+        source = source[order[:limit].to(source.device)]
     seen = 0
-    for item in source.split(size) if isinstance(source, Tensor) else source:
-        if isinstance(item, (tuple, list)) and item:
-            item = item[0]
-        if isinstance(item, dict):
-            item = {k: v for k, v in item.items() if k not in ("labels", "label")}
-        elif not isinstance(item, Tensor):
-            item = getattr(item, "images", item)
-        if not isinstance(item, (Tensor, dict)):
-            raise ValueError(
-                "source must give tensors, (images, labels) pairs or dicts of inputs, not "
-                f"{type(item).__name__}"
-            )
-        batch = Inputs.checked(
-            () if isinstance(item, dict) else (item,), item if isinstance(item, dict) else {}
-        )
+    for batch in _pieces(source, size):
         if limit is not None and seen + len(batch) > limit:
             batch = batch.select(torch.arange(limit - seen, device=batch.main.device))
         seen += len(batch)
@@ -54,6 +48,33 @@ def batches(source: Any, size: int, limit: int | None = None) -> Iterator[Inputs
         raise ValueError(
             "source is empty; pass some clean images of the kind the model was trained on"
         )
+
+
+def _pieces(source: Any, size: int) -> Iterator[Inputs]:
+    if isinstance(source, Mapping):  # such as a tokeniser's or an image processor's output
+        whole = _inputs(source)
+        for index in torch.arange(len(whole), device=whole.main.device).split(size):
+            yield whole.select(index)
+    else:
+        for item in source.split(size) if isinstance(source, Tensor) else source:
+            yield _inputs(item)
+
+
+def _inputs(item: Any) -> Inputs:
+    """One batch, however it is packed."""
+    if isinstance(item, (tuple, list)) and item:
+        item = item[0]
+    if not isinstance(item, (Tensor, Mapping)):
+        item = getattr(item, "images", item)
+    if isinstance(item, Tensor):
+        return Inputs.checked((item,), {})
+    if isinstance(item, Mapping):
+        kept = {k: v for k, v in item.items() if k not in ("labels", "label")}
+        return Inputs.checked((), kept)
+    raise ValueError(
+        "source must give tensors, (images, labels) pairs or dicts of inputs, not "
+        f"{type(item).__name__}"
+    )
 
 
 def obtain(adapter: Adapter, source: Source, compute: Callable[[Any], dict[str, Tensor]]) -> None:

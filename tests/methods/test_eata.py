@@ -75,9 +75,22 @@ def test_several_steps_agree_with_plain_autograd(weight: float) -> None:
 
 
 def test_the_number_of_source_images_is_limited() -> None:
-    few = moetta.adapt(small_vit(), "eata", source=SOURCE, fisher_batch=4, fisher_samples=8)
-    same = moetta.adapt(small_vit(), "eata", source=SOURCE[:8], fisher_batch=4)
-    assert_same(few.state_dict(), same.state_dict())
+    settings = {"fisher_batch": 4, "fisher_samples": 8}
+
+    def fishers(source: object, **more: int) -> dict[str, Tensor]:
+        return moetta.adapt(small_vit(), "eata", source=source, **settings, **more).state_dict()
+
+    # Drawn at random from a tensor that is longer; an iterable gives its first ones.
+    order = torch.randperm(len(SOURCE), generator=torch.Generator().manual_seed(3))
+    drawn = fishers(SOURCE, seed=3)
+    assert_same(drawn, fishers(SOURCE[order[:8]], seed=3))
+    first = fishers(SOURCE[:8], seed=3)
+    assert_same(first, fishers(SOURCE.split(4), seed=3))
+    key = "running.fisher.norm.weight"
+    assert not torch.equal(drawn[key], first[key])
+    assert not torch.equal(drawn[key], fishers(SOURCE, seed=4)[key])
+    # All of one that is not longer, in its own order.
+    assert_same(first, fishers(SOURCE[:8], seed=4))
 
 
 def test_nothing_selected_changes_nothing() -> None:

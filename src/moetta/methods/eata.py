@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moetta import clean_images
 from moetta.adapter import Source, Step
-from moetta.config import positive, require
+from moetta.config import positive, require, share
 from moetta.functional import entropy, log_classes, masked_mean, reliability
 from moetta.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
@@ -22,13 +22,14 @@ class EATAConfig(SGDConfig):
     """EATA; with ``fisher_weight=0`` it is ETA, which needs no source images.
 
     Attributes:
-        seed: not used.
+        seed: seed of the draw of source images.
         lr: learning rate.
         momentum: momentum of the SGD.
         e0: entropies below this share of ln C are reliable.
         margin: a sample is redundant if its cosine with the average prediction reaches this.
         fisher_weight: weight of the pull back to the source values.
-        fisher_samples: how many source images the Fisher weights are computed from.
+        fisher_samples: how many source images the Fisher weights are computed from: drawn at
+            random from a longer tensor, the first ones of any other iterable.
         fisher_batch: batch size of that computation.
         decay: how much of the average prediction a step keeps.
     """
@@ -45,6 +46,7 @@ class EATAConfig(SGDConfig):
         """Refuse values out of range."""
         super().__post_init__()
         positive(self, "e0", "margin", "fisher_samples", "fisher_batch")
+        share(self, "decay")
         require(self.fisher_weight >= 0, f"fisher_weight must be at least 0: {self.fisher_weight}")
 
 
@@ -72,8 +74,9 @@ class EATA(NormAffineAdapter):
         """Mean over batches of the squared gradient of each batch's mean pseudo-label loss."""
         sums = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         batches = 0
+        config = self.config
         for batch in clean_images.batches(
-            source, self.config.fisher_batch, self.config.fisher_samples
+            source, config.fisher_batch, config.fisher_samples, config.seed
         ):
             logits = batch.map(lambda t: t.to(self.device)).logits(self.model)
             loss = F.cross_entropy(logits.float(), logits.argmax(-1))
