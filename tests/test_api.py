@@ -79,3 +79,11 @@ def test_the_nine_methods_are_there_in_the_papers_order() -> None:
     order = ["noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta", "moetta"]
     assert list(moetta.methods()) == order
     assert all(method.summary for method in moetta.methods().values())
+
+
+def test_the_methods_are_a_function_and_a_package() -> None:
+    assert moetta.methods()["mgtta"].adapter is moetta.methods.mgtta.MGTTA
+    assert callable(moetta.methods.mgtta.pretrain)
+    for method in moetta.methods().values():
+        assert getattr(moetta, method.config.__name__) is method.config
+        assert method.config.__name__ in moetta.__all__

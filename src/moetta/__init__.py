@@ -7,12 +7,43 @@
 torch.Size([4, 10])
 """
 
+import sys
+from typing import cast
+
 from moetta.adapter import Adapter
 from moetta.api import adapt
 from moetta.config import Config
-from moetta.methods import methods
+from moetta.methods import Package
+from moetta.methods.becotta import BECoTTAConfig
+from moetta.methods.cotta import CoTTAConfig
+from moetta.methods.deyo import DeYOConfig
+from moetta.methods.eata import EATAConfig
+from moetta.methods.mgtta import MGTTAConfig
+from moetta.methods.moetta import MoETTAConfig
+from moetta.methods.noadapt import NoAdaptConfig
+from moetta.methods.sar import SARConfig
+from moetta.methods.tent import TentConfig
 from moetta.step_report import StepReport, Totals
 
 __version__ = "0.1.0"
 
-__all__ = ["Adapter", "Config", "StepReport", "Totals", "adapt", "methods"]
+__all__ = [
+    "Adapter",
+    "BECoTTAConfig",
+    "CoTTAConfig",
+    "Config",
+    "DeYOConfig",
+    "EATAConfig",
+    "MGTTAConfig",
+    "MoETTAConfig",
+    "NoAdaptConfig",
+    "SARConfig",
+    "StepReport",
+    "TentConfig",
+    "Totals",
+    "adapt",
+    "methods",
+]
+
+# The package itself, under the type that says it can be called.
+methods = cast(Package, sys.modules["moetta.methods"])
