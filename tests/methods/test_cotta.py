@@ -245,3 +245,16 @@ def test_a_timm_model_says_how_its_pixels_are_normalised():
 def test_bad_settings_are_refused(wrong: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         moetta.adapt(small_vit(), "cotta", **wrong)
+
+
+def test_a_model_without_weights_is_refused():
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, :5] * self.scale
+
+    with pytest.raises(ValueError, match="trains weights and biases, and this model has none"):
+        moetta.adapt(Bare(), "cotta")
