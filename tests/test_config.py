@@ -70,10 +70,10 @@ def test_misspelt_names_get_the_nearest() -> None:
         tent.preset(zzz=1)
 
 
-@pytest.mark.parametrize("value", [0, -1e-3, math.nan, math.inf, "fast", None])
+@pytest.mark.parametrize("value", [0, -1e-3, math.nan, math.inf, "fast", None, True])
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "noadapt"])
 def test_a_learning_rate_is_a_finite_number_above_zero(method: str, value: object) -> None:
-    with pytest.raises(ValueError, match="lr must be above 0"):
+    with pytest.raises(ValueError, match=r"lr must be (above 0|a finite number)"):
         METHODS[method].config.preset(lr=value)
 
 
@@ -81,7 +81,7 @@ def test_a_learning_rate_is_a_finite_number_above_zero(method: str, value: objec
     ("method", "values", "message"),
     [
         ("tent", {"momentum": 1.5}, "momentum must be between 0 and 1"),
-        ("tent", {"momentum": "high"}, "momentum must be between 0 and 1, not 'high'"),
+        ("tent", {"momentum": "high"}, "momentum must be a finite number, not 'high'"),
         ("eata", {"e0": 0}, "e0 must be above 0"),
         ("eata", {"fisher_weight": -1}, "fisher_weight must be at least 0"),
         ("sar", {"rho": 0}, "rho must be above 0"),
@@ -96,11 +96,30 @@ def test_a_learning_rate_is_a_finite_number_above_zero(method: str, value: objec
         ("tent", {"seed": 0.5}, "seed must be a whole number"),
         ("noadapt", {"seed": True}, "seed must be a whole number"),
         ("moetta", {"select": "no"}, "select must be True or False, not 'no'"),
+        ("moetta", {"frozen": 3}, "frozen must be text in quotes, not 3"),
+        ("moetta", {"frozen": [0, 1]}, r"frozen must be text in quotes, not \(0, 1\)"),
+        ("moetta", {"plain": None}, "plain must be text in quotes, not None"),
+        ("moetta", {"balance": "0.2"}, "balance must be a finite number, not '0.2'"),
+        ("moetta", {"balance": math.inf}, "balance must be a finite number, not inf"),
+        ("becotta", {"betas": 0.9}, "betas must be 2 finite numbers, not 0.9"),
+        ("becotta", {"betas": (0.9,)}, "betas must be 2 finite numbers"),
+        ("cotta", {"mean": 0.5, "std": 0.5}, "mean must be a tuple of finite numbers, not 0.5"),
+        ("cotta", {"mean": ("a",), "std": (1,)}, "mean must be a tuple of finite numbers"),
+        ("deyo", {"plpd": math.nan}, "plpd must be a finite number, not nan"),
+        ("sar", {"recover_below": "x"}, "recover_below must be a finite number, not 'x'"),
+        ("eata", {"decay": 5}, "decay must be between 0 and 1, not 5"),
+        ("mgtta", {"mgg": 5}, "mgg must be text in quotes, not 5"),
     ],
 )
 def test_values_out_of_range_are_refused(method: str, values: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         METHODS[method].config.preset(**values)
+
+
+def test_lists_as_json_has_them_are_tuples() -> None:
+    config = METHODS["cotta"].config
+    assert config(mean=[0.5], std=[0.5]) == config(mean=(0.5,), std=(0.5,))
+    assert config.preset(**config(mean=(0.5,), std=(0.5,)).to_dict()).mean == (0.5,)
 
 
 @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=10), min_size=1, max_size=5))

@@ -187,6 +187,12 @@ def test_damaged_and_foreign_files_are_refused(method: str, tmp_path: Path) -> N
     refuses(adapter, path, "not a state saved by moetta")
     save_file({"weight": torch.zeros(2)}, path, {"format": state.FORMAT, "version": "99"})
     refuses(adapter, path, "state version 99; this moetta reads 1")
+    own = {"format": state.FORMAT, "version": state.VERSION}
+    save_file({"weight": torch.zeros(2)}, path, own)
+    refuses(adapter, path, "does not say its method and config and model")
+    own |= {"method": method, "config": "{", "model": ""}
+    save_file({"weight": torch.zeros(2)}, path, own)
+    refuses(adapter, path, "configuration that cannot be read")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         adapter.load(tmp_path / "missing")
 

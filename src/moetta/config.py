@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from types import UnionType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 
@@ -38,14 +39,11 @@ class Config:
         kinds = get_type_hints(type(self))
         for name in (f.name for f in fields(self)):
             value, kind = getattr(self, name), kinds[name]
-            if get_origin(kind) is Literal:
-                valid = " or ".join(map(repr, get_args(kind)))
-                require(value in get_args(kind), f"{name} must be {valid}, not {value!r}")
-            elif kind is bool:
-                require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
-            elif kind is int:
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                require(whole, f"{name} must be a whole number, not {value!r}")
+            if isinstance(value, list):  # as JSON and TOML have it
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            wanted = _unlike(value, kind)
+            require(wanted is None, f"{name} must be {wanted}, not {value!r}")
 
     @classmethod
     def preset(cls, name: str = "paper", **values: Any) -> Self:
@@ -75,7 +73,29 @@ def require(ok: bool, message: str) -> None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return type(value) is not bool and isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _unlike(value: Any, kind: Any) -> str | None:
+    """What a value of this annotation is, in words; None where this is one."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # a kind, or None
+        return None if value is None else _unlike(value, inner[0])
+    if origin is Literal:
+        return None if value in inner else " or ".join(map(repr, inner))
+    if origin is tuple and inner[0] is float:
+        some = isinstance(value, tuple) and all(map(_number, value))
+        if inner[-1] is Ellipsis:
+            return None if some else "a tuple of finite numbers"
+        return None if some and len(value) == len(inner) else f"{len(inner)} finite numbers"
+    tests = {
+        bool: (isinstance(value, bool), "True or False"),
+        int: (isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+        float: (_number(value), "a finite number"),
+        str: (isinstance(value, str), "text in quotes"),
+    }
+    fits, words = tests.get(kind, (True, ""))
+    return None if fits else words
 
 
 def positive(config: Config, *names: str) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -135,11 +135,15 @@ def load(adapter: Adapter, path: str | PathLike[str]) -> None:
         raise ValueError(
             f"{path} has state version {metadata.get('version')}; this moetta reads {VERSION}"
         )
+    if lost := [key for key in ("method", "config", "model") if key not in metadata]:
+        raise ValueError(f"{path} does not say its {' and '.join(lost)}; save the state anew")
     if metadata["method"] != adapter.method:
         raise ValueError(
             f"{path} was saved by method {metadata['method']!r}, this adapter is {adapter.method!r}"
         )
-    theirs, ours = json.loads(metadata["config"]), adapter.config.to_dict()
+    theirs, ours = _read_config(metadata["config"]), adapter.config.to_dict()
+    if theirs is None:
+        raise ValueError(f"{path} has a configuration that cannot be read; save the state anew")
     changed = [
         f"{key}: file {theirs.get(key)!r}, here {ours.get(key)!r}"
         for key in sorted(theirs.keys() | ours.keys())
@@ -153,6 +157,14 @@ def load(adapter: Adapter, path: str | PathLike[str]) -> None:
             f"(file {metadata['model'][:12]}, here {adapter.fingerprint()[:12]})"
         )
     restore(adapter, tensors)
+
+
+def _read_config(text: str) -> dict[str, Any] | None:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
 
 
 def read_safetensors(path: str | PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

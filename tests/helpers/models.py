@@ -77,7 +77,6 @@ _HF = {
 _STAGES = {"channels": (8, 8, 16, 16), "num_classes": CLASSES}
 
 
-
 class Encoder(nn.Module):
     """PyTorch's own transformer, over the patches of an image or over words with padding."""
 

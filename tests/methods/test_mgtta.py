@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import moetta
 from helpers.cells import one_cell, random_mgg, vit_b
-from helpers.models import FAMILIES, call, images, small_vit
+from helpers.models import FAMILIES, Block, call, images, small_vit
 from moetta.methods import mgtta
 from moetta.methods.mgtta import MGTTA, load_mgg, pretrain
 from moetta.nn.features import Features
@@ -187,6 +187,43 @@ def test_a_step_that_is_not_finite_is_not_taken():
     assert adapter.last.skipped == "non-finite loss or gradient"
     after = adapter.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before if k[:5] in ("param", "runni"))
+
+
+def test_an_update_that_is_not_finite_is_not_taken():
+    adapter = moetta.adapt(small_vit(), "mgtta", source=images(8))
+    adapter.running["m"][0] = torch.inf
+    before = adapter.state_dict()
+    adapter(images(4))
+    assert adapter.last is not None
+    assert (adapter.last.skipped, adapter.last.backwards) == ("non-finite update", 0)
+    after = adapter.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before if k[:5] in ("param", "runni"))
+
+
+class Depth(nn.Module):
+    """Runs as many of its three blocks as the image has patches along a side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 5)
+        self.blocks = nn.ModuleList(Block(8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
+        for block in self.blocks[: x.shape[-1] // 8]:
+            tokens = block(tokens)
+        return self.head(tokens.mean(1))
+
+
+def test_other_layers_than_the_source_images_used_are_refused():
+    adapter = moetta.adapt(Depth(), "mgtta", source=images(8, side=24))
+    before = adapter.state_dict()
+    with pytest.raises(ValueError, match="8 features, the source images gave 16; use inputs of"):
+        adapter(images(4, side=16))
+    with pytest.raises(ValueError, match="none of the model's norm layers ran"):
+        adapter(images(4, side=8))
+    after = adapter.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before)
 
 
 def test_permuting_a_batch_permutes_the_answers():

@@ -53,7 +53,7 @@ class MGTTAConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if self.mgg is not None:
+        if isinstance(self.mgg, os.PathLike):
             object.__setattr__(self, "mgg", os.fspath(self.mgg))  # a Path is welcome too
         super().__post_init__()
         positive(self, "lr", "moment_divisor", "source_batch")
