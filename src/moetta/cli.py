@@ -90,8 +90,8 @@ def main(argv: list[str] | None = None) -> int:
         # Expected refusals explain themselves; a traceback would hide the explanation.
         print(f"moetta {name}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"\nmoetta {name}: stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"\nmoetta {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
 

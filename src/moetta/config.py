@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 
@@ -20,6 +21,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         if close
         else f"valid: {', '.join(options)}"
     )
+
+
+def nearest_path(path: Path) -> str:
+    """A hint for a path that does not exist, to put behind it: " (did you mean runs?)", or ""."""
+    lost = next((p for p in (path, *path.parents) if p.parent.is_dir()), path)
+    names = sorted(p.name for p in lost.parent.glob("*"))
+    close = difflib.get_close_matches(lost.name, names, n=1, cutoff=0.5)
+    return f" (did you mean {lost.parent / close[0]}?)" if close else ""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,9 @@ def test_every_tuned_setting_is_valid() -> None:
         ({"overrides": (("expert", 1),)}, "did you mean 'experts'"),
         ({"overrides": (("experts", 0),)}, "experts must be"),
         ({"preset": "papier"}, "did you mean 'paper'"),
+        ({"preprocess": "papre"}, "did you mean 'paper'"),
+        ({"device": "cdua"}, "no device 'cdua'; valid: cpu, cuda, mps"),
+        ({"device": "cuda:99"}, "no device 'cuda:99' here"),
     ],
 )
 def test_wrong_names(change: dict[str, object], message: str) -> None:
@@ -62,11 +65,30 @@ def test_wrong_names(change: dict[str, object], message: str) -> None:
         replace(CELL, **change).check()  # type: ignore[arg-type]
 
 
-def test_missing_paths() -> None:
-    with pytest.raises(FileNotFoundError, match=r"imagenet-c.*docs/data\.md"):
-        replace(CELL, data="nowhere").check()
-    with pytest.raises(FileNotFoundError, match="mixture file"):
-        replace(CELL, stream="nowhere.toml").check()
+def test_missing_paths_get_the_nearest(tmp_path: Path) -> None:
+    for name in ("mix.toml", "vit.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=r"mixture file .*did you mean .*mix\.toml"):
+        replace(CELL, stream=str(tmp_path / "mxi.toml")).check()
+    with pytest.raises(FileNotFoundError, match=r"weights file .*did you mean .*vit\.safetensors"):
+        replace(CELL, weights=str(tmp_path / "vti.safetensors")).check()
+
+
+def test_missing_data_says_what_to_download_and_where_it_goes() -> None:
+    with pytest.raises(FileNotFoundError, match="no data folder nowhere") as caught:
+        replace(CELL, stream="potpourri", data="nowhere").check()
+    for part in (
+        *("imagenet-c", "imagenet-r/n01443537", "imagenet-sketch/", "imagenet-a/", "imagenet-val/"),
+        *("github.com/hendrycks/robustness", "image-net.org", "ImageNet-Sketch.zip"),
+    ):
+        assert part in str(caught.value)
+    with pytest.raises(FileNotFoundError, match=r"nowhere/cifar-10-batches-py exists$"):
+        replace(CELL, stream="cifar10-c", data="nowhere").check()
+
+
+def test_a_number_may_stand_for_a_text() -> None:
+    config = settings(replace(CELL, overrides=parse_overrides(["frozen=5"])))[1]
+    assert config.frozen == "5"  # type: ignore[attr-defined]
 
 
 def test_overrides() -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import csv
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from moetta.bench.experiments import EXPERIMENTS, Setting
+from moetta.bench.cell import Cell, grid
+from moetta.bench.experiments import EXPERIMENTS, Experiment, Setting
 from moetta.bench.experiments.main_tables import TABLE1
+from moetta.bench.experiments.setting import Found, no_cells
 from moetta.bench.experiments.sweeps import ABLATIONS, LAMBDAS
 from moetta.bench.experiments.theory import cosines, losses
 from moetta.bench.published import METHODS, by_method, published
 from moetta.bench.reproduce import Reproduce, reproduce
+from moetta.cli import main
 from moetta.methods import methods
+from moetta.report.tables import Cell as Entry
+from moetta.report.tables import Column, Table, table
 
 MODELS = ("tiny_models:vit", "tiny_models:convnext")
 
@@ -155,6 +162,63 @@ def test_unknown_experiment(out: Path) -> None:
         *("table1", "table2", "table3", "scalability", "grid-search", "gradient-cosine", "tsne"),
         *("expert-similarity", "expert-heatmaps", "partial-replacement", "sensitivity", "theory"),
     }
+
+
+def failing(_: Setting) -> list[Cell]:
+    cells = grid(method=["noadapt", "tent"], stream="classical", model=MODELS[0], limit=16)
+    return [*cells, replace(cells[0], model="tiny_models:no_model")]
+
+
+def shown(_: Setting, found: Found, __: Path) -> list[Table]:
+    return [table("shown", "Shown", [Column("runs")], [[Entry(float(len(found)))]])]
+
+
+def broken(_: Setting, __: Found, ___: Path) -> list[Table]:
+    raise ZeroDivisionError("a table that cannot be made")
+
+
+def test_all_goes_on_after_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {
+        "failing": Experiment("one run of three fails", failing, shown),
+        "broken": Experiment("no table", no_cells, broken),
+        "theory": EXPERIMENTS["theory"],
+    }
+    monkeypatch.setattr("moetta.bench.reproduce.EXPERIMENTS", few)
+    page = tmp_path / "page.html"
+    with pytest.raises(ValueError, match="1 of 3 runs failed") as caught:
+        reproduce(Reproduce(out=tmp_path, limit=200, threads=1, report=page, json=True))
+    for part in ("failing: ", "noadapt classical tiny_models:no_model s42", "broken: a table that"):
+        assert part in str(caught.value)
+    assert page.exists()
+    output = capsys.readouterr()
+    events = [json.loads(line) for line in output.out.splitlines()]  # and nothing else
+    tables = {e["experiment"]: e for e in events if e["event"] == "table"}
+    assert tables["failing"]["rows"] == [[2.0]]
+    assert "theory" in tables
+    assert "ZeroDivisionError" in output.err
+
+
+@pytest.mark.parametrize("name", ["gradient-cosine", "tsne"])
+def test_json_is_all_there_is_on_stdout(
+    name: str, out: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reproduce(Reproduce(name=name, out=out, limit=60, models=MODELS[:1], threads=1, json=True))
+    (line,) = capfd.readouterr().out.splitlines()
+    assert json.loads(line)["experiment"] == name
+
+
+def test_ctrl_c_says_how_to_go_on(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    few = {"tsne": Experiment("stopped", no_cells, stop)}  # type: ignore[arg-type]
+    monkeypatch.setattr("moetta.bench.reproduce.EXPERIMENTS", few)
+    assert main(["reproduce", "tsne", "--out", str(out)]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_imagenet_without_the_data_says_what_to_get(tmp_path: Path) -> None:

@@ -55,12 +55,16 @@ def assert_same(one: Path, other: Path) -> None:
             assert a == b
 
 
-def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_left_to_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("moetta.bench.worker.LOCK_SECONDS", 0.5)
     cell = replace(CELL, limit=64)
     first = run_cell(cell, tmp_path)
     next(first)
     with pytest.raises(BlockingIOError, match="another command is running this cell"):
         next(run_cell(cell, tmp_path))
+    assert "waiting up to" in capsys.readouterr().err
     first.close()  # as a stopped command does; the lock goes with it
     folder = finish(cell, tmp_path)
     assert not (folder / "lock").exists()
@@ -137,6 +141,14 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     assert second == first
     assert (first.folder / "summary.json").stat().st_mtime_ns == before
     assert list(run_cell(cell, tmp_path)) == []
+
+
+def test_a_run_with_a_damaged_summary_is_run_again(tmp_path: Path) -> None:
+    cell = replace(CELL, limit=64)
+    whole = finish(cell, tmp_path / "whole")
+    broken = finish(cell, tmp_path / "broken")
+    (broken / "summary.json").write_text("{")
+    assert_same(whole, finish(cell, tmp_path / "broken"))
 
 
 def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:

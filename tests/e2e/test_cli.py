@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from moetta.bench.cell import Cell
+from moetta.bench.doctor import Finding
 from moetta.cli import COMMANDS, main
 
 TINY = Path(__file__).parents[1] / "bench"
@@ -79,10 +81,13 @@ def test_what_failed_does_not_hide_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["run", "--model", MODEL, "tiny_models:no_model", "--stream", "classical"]
-    assert main([*arguments, "--method", "tent", "--limit", "32", "--out", str(tmp_path)]) == 1
+    page = tmp_path / "page.html"
+    arguments += ["--limit", "32", "--out", str(tmp_path), "--report", str(page)]
+    assert main([*arguments, "--method", "tent"]) == 1
     output = capsys.readouterr()
     assert "embedded-classical, 32 images" in output.out
-    assert "1 of 2 runs failed" in output.err
+    assert "1 of 2 runs failed\ntent classical tiny_models:no_model s42" in output.err
+    assert page.exists()
 
 
 def test_json_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +129,8 @@ def test_own_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--stream", "potpouri"], "did you mean 'potpourri"),
         (["--model", "digits-vitt"], "did you mean 'digits-vit'"),
         (["--data", "nowhere"], "no data folder nowhere"),
+        (["--device", "cdua"], "valid: cpu, cuda, mps"),
+        (["--weights", "nope.safetensors"], "no weights file nope.safetensors"),
         (["--workers", "0"], "workers must be at least 1"),
         (["--mean", "0", "0", "0"], "--mean and --std together"),
     ],
@@ -145,6 +152,15 @@ def test_models_and_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert "imagenet" in found["imagenet-val"]["text"].lower()
 
 
+def test_doctor_shows_brackets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moetta.bench.doctor.PACKAGES", ("no-such-package",))
+    monkeypatch.setattr("moetta.bench.doctor._self_test", lambda: Finding("self-test", True, "[x]"))
+    assert main(["doctor"]) == 0
+    assert "pip install 'moetta[bench]'" in capsys.readouterr().out
+
+
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["demo", "--model", MODEL, "--limit", "64", "--out", str(tmp_path / "d")]
     assert main([*arguments, "--stream", "classical", "--threads", "1"]) == 0
@@ -152,6 +168,18 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta", "moetta"):
         assert method in shown
     assert (tmp_path / "d" / "report.html").stat().st_size > 1000
+
+
+def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Cell] = []
+
+    def refuse(cells: list[Cell], *_: object, **__: object) -> None:
+        seen.extend(cells)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr("moetta.bench.options.run_grid", refuse)
+    assert main(["demo", "--loaders", "2", "--threads", "3"]) == 1
+    assert {(cell.loaders, cell.threads) for cell in seen} == {(2, 3)}
 
 
 def test_ctrl_c_stops_cleanly_and_resumes(tmp_path: Path) -> None:

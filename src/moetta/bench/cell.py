@@ -7,15 +7,19 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from moetta.config import Config, nearest
+import torch
+
+from moetta.config import Config, nearest, nearest_path
 from moetta.data import STREAMS
+from moetta.data.datasets import to_download
 from moetta.data.embedded import STREAMS as EMBEDDED
 from moetta.methods import find
 from moetta.sources import RECIPES, tuned
 
 POTPOURRI = ("potpourri", "potpourri+")
+DEVICES = ("cpu", "cuda", "mps")
 # Full names: a bare timm name has meant different weights over the years.
 PAPER_MODELS = {
     "vit_base_patch16_224.augreg2_in21k_ft_in1k": "vit_base",
@@ -111,9 +115,13 @@ class Cell:
 
         Raises:
             ValueError: names the nearest valid ones.
-            FileNotFoundError: there is no such stream file or data folder.
+            FileNotFoundError: there is no such stream file, weights file or data folder.
         """
         settings(self)
+        _check_device(self.device)
+        if self.preprocess not in ("model", "paper"):
+            hint = nearest(self.preprocess, ("model", "paper"))
+            raise ValueError(f"no preprocessing {self.preprocess!r}; {hint}")
         _check_effective(self)
         known = STREAMS if self.data else EMBEDDED
         path = Path(self.stream)
@@ -128,13 +136,34 @@ class Cell:
                 "mixture, or of a folder with one folder for each class)"
             )
         if path.suffix == ".toml" and not path.is_file():
-            raise FileNotFoundError(f"there is no mixture file {path}")
+            raise FileNotFoundError(f"there is no mixture file {path}{nearest_path(path)}")
+        if self.weights is not None and not Path(self.weights).is_file():
+            hint = nearest_path(Path(self.weights))
+            raise FileNotFoundError(f"there is no weights file {self.weights}{hint}")
         if self.data is not None and not Path(self.data).is_dir():
-            raise FileNotFoundError(
-                f"there is no data folder {self.data}; it should hold the data sets under their "
-                "usual names (imagenet-val, imagenet-c, imagenet-r, imagenet-sketch, imagenet-a; "
-                "docs/data.md says where to download them), or CIFAR-10 for cifar10-c"
-            )
+            raise FileNotFoundError(_what_to_get(self.stream, Path(self.data)))
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in DEVICES:
+        raise ValueError(f"no device {name!r}; valid: {', '.join(DEVICES)}, or cuda:1 and so on")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"no device {name!r} here: torch sees {count} CUDA devices; use cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"no device {name!r} here: it is a Mac's; use cpu")
+
+
+def _what_to_get(stream: str, data: Path) -> str:
+    parts = STREAMS.get(stream, STREAMS["potpourri+"])
+    if "cifar10-c" not in parts:  # clean images are what eata and mgtta look at beforehand
+        parts = tuple(dict.fromkeys((*parts, "val")))
+    lines = [f"- {to_download(part, data)}" for part in parts]
+    return "\n".join([f"there is no data folder {data}{nearest_path(data)}; make it, with", *lines])
 
 
 def _check_effective(cell: Cell) -> None:
@@ -177,7 +206,11 @@ def settings(cell: Cell) -> tuple[str, Config]:
         name = "tuned" if start else "paper"
     elif cell.preset is None and cell.method == "moetta" and cell.stream in POTPOURRI:
         name = preset = "potpourri"
-    values = {"seed": cell.seed, **start, **dict(cell.overrides)}
+    kinds, values = get_type_hints(method.config), {"seed": cell.seed, **start}
+    for field_name, value in cell.overrides:
+        # frozen=5 on a command line is the text "5"; only the field knows.
+        text = type(value) is int and kinds.get(field_name) in (str, str | None)
+        values[field_name] = str(value) if text else value
     return name, method.config.preset(preset, **values)
 
 

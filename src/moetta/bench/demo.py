@@ -11,7 +11,7 @@ from moetta.bench.cell import grid
 from moetta.bench.display import make_console
 from moetta.bench.options import Running, write_report
 from moetta.bench.results import load_run
-from moetta.bench.runner import require_all
+from moetta.bench.runner import finished, require_all
 from moetta.bench.show import groups_tables
 from moetta.methods import methods
 
@@ -45,6 +45,7 @@ def demo(options: Demo) -> None:
         model=options.model,
         seed=options.seed,
         limit=options.limit,
+        loaders=options.loaders,
         threads=options.threads,
         device=options.device,
     )
@@ -56,11 +57,12 @@ def demo(options: Demo) -> None:
         highlight=False,
     )
     outcomes = options.run(cells)
-    runs = [load_run(outcome.folder) for outcome in outcomes if outcome.folder]
-    if runs and not options.json:
-        console.print(*groups_tables(runs))
-    folders = require_all(outcomes)
-    page = write_report(folders, options.report or options.out / "report.html")
+    folders, page = finished(outcomes), None
+    if folders and not options.json:
+        console.print(*groups_tables([load_run(folder) for folder in folders]))
+    if folders:
+        page = write_report(folders, options.report or options.out / "report.html")
     took = f"{time.monotonic() - begun:.0f} s"
     where = sys.stderr if options.json else sys.stdout
     print(f"done in {took}" + (f"; open {page} for the pictures" if page else ""), file=where)
+    require_all(cells, outcomes)  # what failed is told below what did not

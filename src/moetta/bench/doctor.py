@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -66,7 +67,8 @@ def doctor(options: Doctor) -> None:
         found.append(finding)
         if not options.json:
             mark = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "--"}[finding.good]
-            console.print(f"{mark} {finding.topic}: {finding.text}", highlight=False)
+            # The text has brackets of its own, as in moetta[bench].
+            console.print(f"{mark} {finding.topic}: {escape(finding.text)}", highlight=False)
     if options.json:
         print(json.dumps([vars(finding) for finding in found], indent=2))
     bad = [finding.topic for finding in found if finding.good is False]

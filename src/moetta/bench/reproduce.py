@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from moetta.bench.backends import Outcome
 from moetta.bench.cell import PAPER_MODELS
 from moetta.bench.display import make_console
 from moetta.bench.experiments import EXPERIMENTS, Setting
-from moetta.bench.experiments.setting import EMBEDDED_MODELS
+from moetta.bench.experiments.setting import EMBEDDED_MODELS, Found
 from moetta.bench.options import Running, write_report
 from moetta.bench.results import load_run
-from moetta.bench.runner import require_all
+from moetta.bench.runner import finished, require_all
 from moetta.config import nearest
 from moetta.report.tables import Cell, Column, Table, to_csv, to_latex, to_markdown
 from moetta.state import write_atomically
@@ -56,18 +59,26 @@ class Reproduce(Running):
 
 
 def reproduce(options: Reproduce) -> None:
-    """Run what an experiment needs, print and write its tables."""
+    """Run what an experiment needs, print and write its tables.
+
+    Raises:
+        ValueError: something failed; only after all that did not is shown and written.
+    """
     if options.name != "all" and options.name not in EXPERIMENTS:
         hint = nearest(options.name, [*EXPERIMENTS, "all"])
         raise ValueError(f"no experiment {options.name!r}; {hint}")
     names = list(EXPERIMENTS) if options.name == "all" else [options.name]
     folders: list[Path] = []
+    failures: list[tuple[str, Exception]] = []
     for name in names:
-        folders += _one(name, options)
+        folders += _one(name, options, failures)
     if options.report is not None and folders:
-        page = write_report(list(dict.fromkeys(folders)), options.report)
-        if page is not None:
-            print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+        with _noted("report", failures):
+            page = write_report(list(dict.fromkeys(folders)), options.report)
+            if page is not None:
+                print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+    if failures:
+        raise _together(failures) if len(names) > 1 else failures[0][1]
 
 
 def make_setting(name: str, options: Reproduce) -> Setting:
@@ -95,25 +106,57 @@ def make_setting(name: str, options: Reproduce) -> Setting:
     return Setting(models, data, options.seeds, common)
 
 
-def _one(name: str, options: Reproduce) -> list[Path]:
-    experiment, setting = EXPERIMENTS[name], make_setting(name, options)
-    console = make_console(stderr=options.json)
-    console.rule(f"{name}: {experiment.title}", align="left")
-    cells = experiment.cells(setting)
-    outcomes = options.run(cells) if cells else []
-    found = {c: load_run(o.folder) for c, o in zip(cells, outcomes, strict=True) if o.folder}
-    if cells and not found:
-        require_all(outcomes)
+def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -> list[Path]:
+    """Run and show one experiment; the folders of what finished."""
+    experiment = EXPERIMENTS[name]
+    make_console(stderr=options.json).rule(f"{name}: {experiment.title}", align="left")
+    outcomes: list[Outcome] = []
+    with _noted(name, failures):
+        setting = make_setting(name, options)
+        cells = experiment.cells(setting)
+        outcomes = options.run(cells) if cells else []
+        found = {c: load_run(o.folder) for c, o in zip(cells, outcomes, strict=True) if o.folder}
+        if found or not cells:
+            with _noted(name, failures):  # a gap in a table does not hide which run failed
+                _show(name, setting, found, options)
+        require_all(cells, outcomes)
+    return finished(outcomes)
+
+
+@contextlib.contextmanager
+def _noted(name: str, failures: list[tuple[str, Exception]]) -> Iterator[None]:
+    """Keeps an error for the end: one experiment must not cost the user the others."""
+    try:
+        yield
+    except Exception as error:
+        failures.append((name, error))
+
+
+def _together(failures: Sequence[tuple[str, Exception]]) -> ValueError:
+    told: dict[str, list[str]] = {}  # a missing folder is the same trouble everywhere
+    for name, error in failures:
+        if not isinstance(error, (ValueError, OSError)):  # not the user's fault
+            traceback.print_exception(error)
+        told.setdefault(str(error), []).append(name)
+    return ValueError("\n".join(f"{', '.join(names)}: {error}" for error, names in told.items()))
+
+
+def _show(name: str, setting: Setting, found: Found, options: Reproduce) -> None:
     place = options.out / "paper" / name
-    tables = experiment.present(setting, found, place)
+    try:
+        tables = EXPERIMENTS[name].present(setting, found, place)
+    except KeyboardInterrupt:  # those that are no grid compute here
+        raise KeyboardInterrupt(
+            f"stopped in {name}; the same command resumes, and what is finished is not run again"
+        ) from None
     write_tables(tables, place)
+    console = make_console(stderr=options.json)
     for made in tables:
         if options.json:
             print(json.dumps({"event": "table", "experiment": name, **as_record(made)}))
         else:
             print_table(console, made)
     console.print(f"tables and pictures: {place}", highlight=False)
-    return require_all(outcomes)  # what failed is told below what did not
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:

@@ -10,7 +10,7 @@ from moetta.bench.cell import Cell, grid, parse_overrides
 from moetta.bench.display import make_console
 from moetta.bench.options import Running, write_report
 from moetta.bench.results import load_run
-from moetta.bench.runner import require_all
+from moetta.bench.runner import finished, require_all
 from moetta.bench.show import groups_tables
 
 
@@ -72,14 +72,17 @@ class RunOptions(Running):
 
 def run(options: RunOptions) -> None:
     """Run the cells, print a table."""
-    outcomes = options.run(cells(options))
-    runs = [load_run(outcome.folder) for outcome in outcomes if outcome.folder]
+    wanted = cells(options)
+    outcomes = options.run(wanted)
+    runs = [load_run(folder) for folder in finished(outcomes)]
     if runs and not options.json:
         make_console().print(*groups_tables(runs))
         print(f"results in {options.out}; moetta report {options.out} makes a page of them")
-    folders = require_all(outcomes)  # what failed is told below what did not
-    if options.report is not None and (page := write_report(folders, options.report)):
-        print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+    if runs and options.report is not None:
+        page = write_report(finished(outcomes), options.report)
+        if page is not None:
+            print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+    require_all(wanted, outcomes)  # what failed is told below what did not
 
 
 def cells(options: RunOptions) -> list[Cell]:

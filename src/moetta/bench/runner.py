@@ -72,19 +72,33 @@ def run_grid(
     return [outcomes[cell] for cell in cells]
 
 
-def require_all(outcomes: Sequence[Outcome]) -> list[Path]:
-    """The folders of finished cells.
+def finished(outcomes: Sequence[Outcome]) -> list[Path]:
+    """The folders of the cells that finished."""
+    return [o.folder for o in outcomes if o.folder is not None]
+
+
+def require_all(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> None:
+    """To be called last, when all that finished is told and written.
 
     Raises:
-        ValueError: some cell failed; says how many and why.
+        ValueError: some cell failed; says how many, which and why.
     """
-    failed = [o for o in outcomes if o.error is not None]
-    if failed:
-        for details in dict.fromkeys(o.details for o in failed if o.details):
-            print(details, file=sys.stderr)
-        reasons = list(dict.fromkeys(str(o.error) for o in failed))
-        raise ValueError(f"{len(failed)} of {len(outcomes)} runs failed: " + "\n".join(reasons))
-    return [o.folder for o in outcomes if o.folder is not None]
+    reasons: dict[str, list[str]] = {}
+    for cell, outcome in zip(cells, outcomes, strict=True):
+        if outcome.error is not None:
+            reasons.setdefault(outcome.error, []).append(cell.label)
+    if not reasons:
+        return
+    for details in dict.fromkeys(o.details for o in outcomes if o.details):
+        print(details, file=sys.stderr)
+    lines = [f"{_few(labels)}: {reason}" for reason, labels in reasons.items()]
+    failed = sum(map(len, reasons.values()))
+    raise ValueError("\n".join([f"{failed} of {len(outcomes)} runs failed", *lines]))
+
+
+def _few(labels: Sequence[str], most: int = 3) -> str:
+    more = len(labels) - most
+    return ", ".join(labels[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager

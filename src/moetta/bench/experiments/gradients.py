@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -40,7 +41,10 @@ def _present(setting: Setting, _: Found, folder: Path) -> list[Table]:
     kept = folder / "directions"
     kept.mkdir(parents=True, exist_ok=True)
     moved = []
-    for domain in track(made.stream.domains, "Tent, domain by domain", transient=True):
+    aside = Console(stderr=True)  # stdout is for results, with --json for nothing else
+    for domain in track(
+        made.stream.domains, "Tent, domain by domain", console=aside, transient=True
+    ):
         # Finished domains are not run again.
         file = kept / f"{made.key}-{share}-{domain.name.replace('/', '-')}.safetensors"
         if not file.exists():
