@@ -7,8 +7,8 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from types import UnionType
 from pathlib import Path
+from types import UnionType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 

@@ -37,7 +37,7 @@ def write_run(
     method: str = "moetta",
     seed: int = 42,
     *,
-    stream: str = "potpourri+",
+    stream: str = "embedded-potpourri+",
     model: str = "digits-vit",
     variant: str | None = None,
     accuracy: float | None = None,
@@ -213,7 +213,7 @@ def hundred_runs(root: Path) -> Path:
     """Three streams and two models by all methods, and a sweep of variants: 102 runs."""
     for model in ("digits-vit", "digits-convnext"):
         for stream in ("classical", "potpourri", "potpourri+"):
-            nine_methods(root, (42,), model=model, stream=stream, steps=40)
+            nine_methods(root, (42,), model=model, stream=f"embedded-{stream}", steps=40)
     for index in range(48):
         experts, weight = 2 + index % 8, 0.05 * (1 + index // 8)
         write_run(

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from moetta.bench.results import number
 from moetta.report import contents
 from moetta.report.figures import chosen
 from moetta.report.groups import Setting, settings
 from moetta.report.headline import headline
-from moetta.report.read import frame, load, number
+from moetta.report.read import frame, load
 from report.synthetic_results import (
     broken_runs,
     hundred_runs,
@@ -131,7 +132,26 @@ def test_the_paper_stands_beside(tmp_path: Path) -> None:
     assert isinstance(ours, float)
     assert row[place["Difference"]].value == pytest.approx(ours - 66.15)
     assert row[place["Paper's gain"]].value == pytest.approx(66.15 - 55.92)
-    assert any("another model" in note for note in made.notes)
+    (note,) = made.notes
+    assert note.startswith(
+        "Not the paper's model and data: its figures for potpourri+ are of ViT-B"
+    )
+    assert "ImageNet (888,389 images), ours of digits-vit on embedded-potpourri+ (7,680" in note
+
+
+def test_cifar_stands_beside_the_papers_classical(tmp_path: Path) -> None:
+    write_run(tmp_path, "tent", stream="cifar10-c", model="cifar-convnext")
+    made = contents.accuracies(only(tmp_path))
+    place = {column.title: i for i, column in enumerate(made.columns)}
+    assert made.rows[0][place["Paper"]].value == 58.88
+    assert "ours of cifar-convnext on cifar10-c (7,680 images)" in made.notes[0]
+
+
+def test_other_streams_have_no_figures_of_the_papers(tmp_path: Path) -> None:
+    write_run(tmp_path, stream="pets")
+    made = contents.accuracies(only(tmp_path))
+    assert "Paper" not in [column.title for column in made.columns]
+    assert made.notes == ()
 
 
 def test_an_ablation_has_its_own_figure_in_the_paper(tmp_path: Path) -> None:
@@ -143,7 +163,7 @@ def test_an_ablation_has_its_own_figure_in_the_paper(tmp_path: Path) -> None:
 
 def test_headline_names_winner_lead_and_cost(tmp_path: Path) -> None:
     text = headline(only(nine_methods(tmp_path))).replace("\N{NO-BREAK SPACE}", " ")
-    assert text.startswith("On potpourri+ with digits-vit, MoETTA is the most accurate:")
+    assert text.startswith("On embedded-potpourri+ with digits-vit, MoETTA is the most accurate:")
     assert "times the time of no adaptation" in text
     assert "It leads MGTTA" in text
 

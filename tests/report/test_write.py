@@ -80,7 +80,7 @@ def test_marked_when_mixed_and_broken(tmp_path: Path) -> None:
     code = main(["report", str(runs), "-o", str(tmp_path / "r.html"), "--allow-mixed"])
     assert code == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "Mixed protocols on potpourri+ with digits-vit" in text
+    assert "Mixed protocols on embedded-potpourri+ with digits-vit" in text
     assert "Tent [protocol 2]" in text
     for name in ("bad-card", "unfinished", "old-schema", "bad-steps/steps.parquet"):
         assert f"<code>{name}</code>" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from rich.markup import escape
 from rich.table import Table
 
 from moetta.bench.display import make_console
-from moetta.bench.results import Group, Run, aggregate, load_runs
+from moetta.bench.results import Group, Run, aggregate, load_runs, told_apart
 from moetta.config import nearest
 
 
@@ -41,15 +43,21 @@ def results(options: Results) -> None:
     runs, problems = load_runs(options.runs)
     for problem in problems:
         print(f"not shown: {problem}", file=sys.stderr)
-    for text in options.filter:
-        runs = _filtered(runs, text)
     if not runs:
         raise ValueError(f"no finished runs in {', '.join(map(str, options.runs))} to show")
-    rows = _sorted(records(runs, options.against), options.sort)
+    plain = sorted({run.method for run in runs if run.variant is None} | {"noadapt"})
+    if options.against not in plain:
+        raise ValueError(f"--against: {_no_such('method', options.against, plain)}")
+    chosen = runs
+    for text in options.filter:
+        chosen = _filtered(chosen, text)
+    rows = _sorted(records(chosen, options.against, among=runs), options.sort)
     if options.json:
+        if not options.by_domain:
+            rows = [{k: v for k, v in row.items() if k != "by_domain"} for row in rows]
         print(json.dumps(rows, indent=2))
         return
-    shown = [domains_table(runs)] if options.by_domain else _as_tables(rows, options.against)
+    shown = _domain_tables(rows) if options.by_domain else _as_tables(rows, options.against)
     make_console().print(*shown)
 
 
@@ -70,18 +78,57 @@ def _filtered(runs: list[Run], text: str) -> list[Run]:
     if name not in _FIELDS:
         raise ValueError(f"no field {name!r} to filter by; {nearest(name, _FIELDS)}")
     exact = [run for run in runs if _FIELDS[name](run) == value]
-    return exact or [run for run in runs if value in _FIELDS[name](run)]
+    found = exact or [run for run in runs if value in _FIELDS[name](run)]
+    if not found:
+        there = sorted({_FIELDS[name](run) for run in runs} - {""})
+        raise ValueError(f"--filter {text}: {_no_such(name, value, there)}")
+    return found
 
 
-def records(runs: Iterable[Run], against: str = "noadapt") -> list[dict[str, Any]]:
-    """One record for each group of seeds; accuracies in per cent, differences in points."""
+def _no_such(what: str, value: str, there: Sequence[str]) -> str:
+    if not there:
+        return f"no run has any {what}"
+    hint = nearest(value, there)
+    listed = f"valid: {', '.join(there)}"
+    return f"no run has {what} {value!r}; {hint}" + ("" if hint == listed else f" ({listed})")
+
+
+def records(
+    runs: Iterable[Run], against: str = "noadapt", among: Iterable[Run] | None = None
+) -> list[dict[str, Any]]:
+    """One record for each group of seeds; accuracies in per cent, differences in points.
+
+    Args:
+        runs: what to show.
+        against: the method whose accuracy is taken off, seed by seed.
+        among: where that method's runs are; among those shown by default.
+    """
     runs = list(runs)
     rivals = {
         (run.protocol, run.seed): run.accuracy
-        for run in runs
+        for run in (runs if among is None else among)
         if run.method == against and run.variant is None
     }
-    return [_record(group, rivals, against) for group in aggregate(runs)]
+    groups = aggregate(runs)
+    rows = [_record(group, rivals, against) for group in groups]
+    protocols = [json.loads(group.first.protocol) for group in groups]
+    _mark(rows, "protocol_differs", ("model", "stream", "images"), protocols)
+    settings = [group.first.settings for group in groups]
+    _mark(rows, "config_differs", ("protocol", "method", "variant"), settings)
+    return rows
+
+
+def _mark(
+    rows: list[dict[str, Any]], field: str, alike: Sequence[str], settings: list[dict[str, Any]]
+) -> None:
+    """Say in a field what tells rows apart that are alike in some others."""
+    families: dict[tuple[Any, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        families.setdefault(tuple(row[name] for name in alike), []).append(place)
+    for places in families.values():
+        texts = told_apart([settings[place] for place in places])
+        for place, text in zip(places, texts, strict=True):
+            rows[place][field] = text or None
 
 
 def _record(group: Group, rivals: dict[tuple[str, int], float], against: str) -> dict[str, Any]:
@@ -97,9 +144,12 @@ def _record(group: Group, rivals: dict[tuple[str, int], float], against: str) ->
     return {
         "model": first.model,
         "stream": first.stream,
-        "images": int(first.summary.get("samples", 0)),
+        "images": int(first.summary["samples"]),
+        "protocol": hashlib.sha256(first.protocol.encode()).hexdigest()[:8],
+        "protocol_differs": None,
         "method": first.method,
         "variant": first.variant,
+        "config_differs": None,
         "accuracy": group.mean,
         "sd": group.sd,
         "worst": group.worst,
@@ -107,12 +157,21 @@ def _record(group: Group, rivals: dict[tuple[str, int], float], against: str) ->
         "collapses": group.collapses,
         "gain": gain,
         "time": group.average("cost", "time_ratio"),
+        "by_domain": _by_domain(group),
     }
 
 
+def _by_domain(group: Group) -> dict[str, float]:
+    domains = group.first.summary.get("by_domain")
+    names = domains if isinstance(domains, dict) else {}
+    found = {name: group.average("by_domain", name, "accuracy") for name in names}
+    return {name: 100 * value for name, value in found.items() if value is not None}
+
+
 def _sorted(rows: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
-    if column not in rows[0]:
-        raise ValueError(f"no column {column!r} to sort by; {nearest(column, rows[0])}")
+    columns = [name for name in rows[0] if name != "by_domain"]
+    if column not in columns:
+        raise ValueError(f"no column {column!r} to sort by; {nearest(column, columns)}")
     text = column in ("model", "stream", "method", "variant")
     low_first = text or column in ("sd", "time", "collapses")
     present = [row for row in rows if row[column] is not None]
@@ -120,28 +179,44 @@ def _sorted(rows: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
     return sorted(present, key=lambda row: row[column], reverse=not low_first) + absent
 
 
-def _as_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
-    """One table for each model, stream and number of images: what may be compared at a glance."""
-    tables: dict[tuple[str, str, int], Table] = {}
+def _title(row: dict[str, Any]) -> str:
+    tail = f" ({row['protocol_differs']})" if row["protocol_differs"] else ""
+    return escape(f"{row['model']}, {row['stream']}, {row['images']:,} images{tail}")
+
+
+def _label(row: dict[str, Any]) -> str:
+    differs = row["config_differs"] and f"({row['config_differs']})"
+    return escape(" ".join(part for part in (row["method"], row["variant"], differs) if part))
+
+
+def _by_protocol(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What may be compared at a glance, each in a table of its own."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        key = (row["model"], row["stream"], row["images"])
-        if key not in tables:
-            title = f"{row['model']}, {row['stream']}, {row['images']:,} images"
-            table = tables[key] = Table(title=title, title_justify="left")
-            table.add_column("method", overflow="fold")
-            for name in ("accuracy %", f"vs {against}", "worst", "seeds", "collapses", "time x"):
-                table.add_column(name, justify="right")
-        sd = "" if row["sd"] is None else f" ± {row['sd']:.2f}"
-        tables[key].add_row(
-            row["method"] if row["variant"] is None else f"{row['method']} {row['variant']}",
-            f"{row['accuracy']:.2f}{sd}",
-            "" if row["gain"] is None else f"{row['gain']:+.2f}",
-            f"{row['worst']:.2f}",
-            str(row["seeds"]),
-            str(row["collapses"] or ""),
-            "" if row["time"] is None else f"{row['time']:.2f}",
-        )
-    return list(tables.values())
+        found.setdefault(row["protocol"], []).append(row)
+    return list(found.values())
+
+
+def _as_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
+    tables = []
+    for members in _by_protocol(rows):
+        table = Table(title=_title(members[0]), title_justify="left")
+        table.add_column("method", overflow="fold")
+        for name in ("accuracy %", f"vs {against}", "worst", "seeds", "collapses", "time x"):
+            table.add_column(name, justify="right")
+        for row in members:
+            sd = "" if row["sd"] is None else f" ± {row['sd']:.2f}"
+            table.add_row(
+                _label(row),
+                f"{row['accuracy']:.2f}{sd}",
+                "" if row["gain"] is None else f"{row['gain']:+.2f}",
+                f"{row['worst']:.2f}",
+                str(row["seeds"]),
+                str(row["collapses"] or ""),
+                "" if row["time"] is None else f"{row['time']:.2f}",
+            )
+        tables.append(table)
+    return tables
 
 
 def groups_tables(runs: Sequence[Run]) -> list[Table]:
@@ -149,16 +224,15 @@ def groups_tables(runs: Sequence[Run]) -> list[Table]:
     return _as_tables(_sorted(records(runs), "accuracy"), "noadapt")
 
 
-def domains_table(runs: Sequence[Run]) -> Table:
+def _domain_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     """Accuracy in each domain, one column a group of seeds."""
-    groups = aggregate(runs)
-    names = list(dict.fromkeys(n for run in runs for n in run.summary.get("by_domain", {})))
-    table = Table("domain")
-    for group in groups:
-        first = group.first
-        parts = [first.method, first.variant, first.stream, first.model]
-        table.add_column(" ".join(p for p in parts if p), justify="right", overflow="fold")
-    for name in names:
-        cells = [group.average("by_domain", name, "accuracy") for group in groups]
-        table.add_row(name, *("" if c is None else f"{100 * c:.2f}" for c in cells))
-    return table
+    tables = []
+    for members in _by_protocol(rows):
+        table = Table("domain", title=_title(members[0]), title_justify="left")
+        for row in members:
+            table.add_column(_label(row), justify="right", overflow="fold")
+        for name in dict.fromkeys(name for row in members for name in row["by_domain"]):
+            cells = [row["by_domain"].get(name) for row in members]
+            table.add_row(name, *("" if c is None else f"{c:.2f}" for c in cells))
+        tables.append(table)
+    return tables

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moetta.bench.results import number
 from moetta.report import paper
 from moetta.report.groups import Group, Setting, Stat, slug
-from moetta.report.read import number
 from moetta.report.tables import Cell, Column, Table, cell, mean_only, table
 
 METHOD = Column("Method")

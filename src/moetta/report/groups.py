@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from moetta.bench.results import Run, aggregate
-from moetta.report.read import Failure, number
+from moetta.bench.results import Run, aggregate, differences, newest, number, told_apart
+from moetta.report.read import Failure
 
 NAMES = {
     "noadapt": "No adaptation",
@@ -25,7 +23,6 @@ NAMES = {
     "moetta": "MoETTA",
 }
 ORDER = {name: place for place, name in enumerate(NAMES)}
-SHOWN_DIFFERENCES = 6
 
 
 @dataclass(frozen=True)
@@ -148,14 +145,18 @@ def settings(
     Raises:
         ValueError: Runs of one model on one stream differ in protocol, and `allow_mixed` is off.
     """
+    counted, again = newest(runs)
+    repeats = [
+        Failure(old.folder, f"not counted: the same cell is in {new.folder.name}, newer")
+        for old, new in again
+    ]
     cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in runs:
+    for run in counted:
         cells[run.model, run.stream].append(run)
     made: list[Setting] = []
-    repeats: list[Failure] = []
     for (model, stream), members in sorted(cells.items()):
         classes = _by_protocol(members)
-        deviations = tuple(_differences(classes[0][0], other[0]) for other in classes[1:])
+        deviations = tuple(differences(classes[0][0], other[0]) for other in classes[1:])
         if deviations and not allow_mixed:
             raise ValueError(
                 f"runs on {stream} with {model} differ in protocol and do not belong in one table: "
@@ -164,12 +165,7 @@ def settings(
             )
         groups: list[Group] = []
         for place, same in enumerate(classes):
-            kept = []
-            for found in aggregate(same):
-                newest, left_out = _newest(found.runs)
-                kept.append(newest)
-                repeats += left_out
-            groups += _labelled(kept, place)
+            groups += _labelled([found.runs for found in aggregate(same)], place)
         groups.sort(key=lambda group: -group.accuracy.mean)
         made.append(Setting(model, stream, tuple(groups), deviations))
     return made, repeats
@@ -183,77 +179,23 @@ def _by_protocol(runs: Sequence[Run]) -> list[list[Run]]:
     return sorted(classes.values(), key=len, reverse=True)
 
 
-def _newest(runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[Failure]]:
-    """One run a seed, the last made; and the others."""
-    by_seed: dict[int, Run] = {}
-    left_out = []
-    for run in sorted(runs, key=lambda run: str(run.card.get("created") or "")):
-        if run.seed in by_seed:
-            reason = f"not counted: the same cell was run again later, in {run.folder.name}"
-            left_out.append(Failure(by_seed[run.seed].folder, reason))
-        by_seed[run.seed] = run
-    return tuple(by_seed[seed] for seed in sorted(by_seed)), left_out
-
-
 def _labelled(groups: Sequence[tuple[Run, ...]], protocol: int) -> list[Group]:
-    families = Counter((runs[0].method, runs[0].variant) for runs in groups)
-    made = []
+    """Groups with a name each; equal names are told apart by the settings that differ."""
+    families: dict[tuple[str, str | None], list[tuple[Run, ...]]] = defaultdict(list)
     for runs in groups:
-        first = runs[0]
-        label = NAMES.get(first.method, first.method)
-        if first.variant:
-            label += f" · {first.variant.replace('_', ' ')}"
-        if families[first.method, first.variant] > 1:
-            family = [
-                other[0]
-                for other in groups
-                if (other[0].method, other[0].variant) == (first.method, first.variant)
-            ]
-            label += f" ({_distinct(first, family)})"
-        if protocol:
-            label += f" [protocol {protocol + 1}]"
-        made.append(Group(label, runs, protocol))
+        families[runs[0].method, runs[0].variant].append(runs)
+    made = []
+    for (method, variant), family in families.items():
+        plain = NAMES.get(method, method)
+        if variant:
+            plain += f" · {variant.replace('_', ' ')}"
+        apart = told_apart([runs[0].settings for runs in family])
+        for runs, settings in zip(family, apart, strict=True):
+            label = f"{plain} ({settings})" if settings else plain
+            if protocol:
+                label += f" [protocol {protocol + 1}]"
+            made.append(Group(label, runs, protocol))
     return made
-
-
-def _distinct(run: Run, family: Sequence[Run]) -> str:
-    """The settings in which a run differs from others of its method, with its values."""
-    mine = run.card["config"]
-    names = [
-        name
-        for name in mine
-        if name != "seed" and any(other.card["config"].get(name) != mine[name] for other in family)
-    ]
-    return ", ".join(f"{name}={mine[name]}" for name in names)
-
-
-def _differences(a: Run, b: Run) -> str:
-    """The names and values in which two protocols differ."""
-    mine, theirs = (dict(_flat(json.loads(run.protocol))) for run in (a, b))
-    names = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
-    shown = [
-        f"{name} ({_short(mine.get(name))} / {_short(theirs.get(name))})"
-        for name in names[:SHOWN_DIFFERENCES]
-    ]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key in value:
-            yield from _flat(value[key], f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for place, item in enumerate(value):
-            inner = item.get("name", place) if isinstance(item, Mapping) else place
-            yield from _flat(item, f"{name}[{inner}]")
-    else:
-        yield name, value
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 24 else f"{text[:20]}…"
 
 
 def spread(a: Stat, b: Stat) -> float | None:

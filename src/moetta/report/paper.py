@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from moetta.bench.results import number
 from moetta.report.groups import ORDER, Group, Setting
 
 # What the paper ran: the model's full name, and how many images each stream has.
@@ -52,19 +53,31 @@ def counterpart(model: str) -> str | None:
     return "vit_base" if "vit" in model else None
 
 
+def beside(stream: str) -> str | None:
+    """Which of the paper's streams stands for this one, by its name on the card.
+
+    >>> beside("embedded-potpourri+"), beside("cifar10-c"), beside("pets")
+    ('potpourri+', 'classical', None)
+    """
+    name = stream.removeprefix("embedded-")
+    name = "classical" if name == "cifar10-c" else name  # corruptions alone
+    return name if name in STREAMS else None
+
+
 def accuracy(setting: Setting, group: Group) -> Printed | None:
     """The paper's accuracy of a method in the counterpart of this setting."""
-    key, stream = counterpart(setting.model), STREAMS.get(setting.stream)
-    if key is None or stream is None or group.method not in ORDER:
+    key, name = counterpart(setting.model), beside(setting.stream)
+    if key is None or name is None or group.method not in ORDER:
         return None
     if group.variant:
-        return _ablation(key, list(STREAMS).index(setting.stream), group)
+        return _ablation(key, list(STREAMS).index(name), group)
     table = published().get("table1", {}).get(key) or published().get("scalability", {}).get(key)
-    if not table or stream[0] not in table:
+    stream = STREAMS[name][0]
+    if not table or stream not in table:
         return None
     place = ORDER[group.method]
-    mean = table[stream[0]][place]
-    sd = table.get(f"{stream[0]}_sd", {place: math.nan})[place]
+    mean = table[stream][place]
+    sd = table.get(f"{stream}_sd", {place: math.nan})[place]
     return None if math.isnan(mean) else Printed(mean, None if math.isnan(sd) else sd)
 
 
@@ -85,18 +98,18 @@ def cost(group: Group, what: str) -> float | None:
 
 def caveat(setting: Setting) -> str | None:
     """How the paper's setting differs from this one; None if it does not, or has no figures."""
-    key, stream = counterpart(setting.model), STREAMS.get(setting.stream)
-    if key is None or stream is None or not published():
+    key, name = counterpart(setting.model), beside(setting.stream)
+    if key is None or name is None or not published():
         return None
-    samples = setting.groups[0].runs[0].summary.get("samples")
-    other = []
-    if setting.model != WEIGHTS[key]:
-        other.append(f"another model ({SPOKEN[key]}, here {setting.model})")
-    if samples != stream[1]:
-        other.append(f"other data (ImageNet, {stream[1]:,} images, here {samples:,})")
+    theirs, ours = STREAMS[name][1], number(setting.groups[0].runs[0], "samples")
+    other = ["model"] if setting.model != WEIGHTS[key] else []
+    if name != setting.stream or ours != theirs:
+        other.append("data")
     if not other:
         return None
+    count = "an unknown number of" if ours is None else f"{ours:,.0f}"
     return (
-        f"The paper's figures for {setting.stream} were measured with {' and '.join(other)}: "
-        "compare the order of the methods and their gains, not the numbers."
+        f"Not the paper's {' and '.join(other)}: its figures for {name} are of {SPOKEN[key]} on "
+        f"ImageNet ({theirs:,} images), ours of {setting.model} on {setting.stream} ({count} "
+        "images). Compare the order of the methods and their gains, not the numbers."
     )

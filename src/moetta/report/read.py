@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
-from moetta.bench.results import Run, load_run
+from moetta.bench.results import Run, find_runs, load_run
 
 # The columns without which a file is of no use.
 COLUMNS = {
@@ -38,25 +36,6 @@ class Failure:
     lost: bool = True
 
 
-def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders among and below the given folders, sorted, each once.
-
-    Raises:
-        FileNotFoundError: A path does not exist or is not a folder.
-    """
-    found: dict[Path, Path] = {}
-    for path in paths:
-        if not path.is_dir():
-            what = "is not a folder" if path.exists() else "does not exist"
-            raise FileNotFoundError(f"{path} {what}; name results folders, such as runs/")
-        for folder, inner, files in os.walk(path):
-            if "card.json" in files or "summary.json" in files or "checkpoint" in inner:
-                found.setdefault(Path(folder).resolve(), Path(folder))
-                inner.clear()  # what lies in a run is its own
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
-    return sorted(found.values())
-
-
 def load(paths: Iterable[Path]) -> tuple[list[Run], list[Failure]]:
     """All finished runs below the given folders, and what could not be read.
 
@@ -68,7 +47,6 @@ def load(paths: Iterable[Path]) -> tuple[list[Run], list[Failure]]:
     for folder in find_runs(paths):
         try:
             run = load_run(folder)
-            _check(run)
         except FileNotFoundError:
             reason = "unfinished: it has no summary.json; the command that began it resumes it"
             failures.append(Failure(folder, reason))
@@ -86,27 +64,6 @@ def frame(run: Run, name: str) -> pl.DataFrame | None:
         return _frame(run, name)
     except (ValueError, OSError):
         return None
-
-
-def number(run: Run, *path: str) -> float | None:
-    """A figure of the summary, found by its keys from the outside in; None if absent or not finite.
-
-    >>> number(Run(Path(), {}, {"cost": {"seconds": 2}}), "cost", "seconds")
-    2.0
-    """
-    value: Any = run.summary
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def _check(run: Run) -> None:
-    accuracy = number(run, "accuracy")
-    if accuracy is None or not 0 <= accuracy <= 1:
-        found = run.summary["accuracy"]
-        raise ValueError(f"summary.json: accuracy must lie between 0 and 1, not {found!r}")
 
 
 def _damaged_frames(run: Run) -> list[Failure]:
@@ -131,10 +88,7 @@ def _brief(error: Exception, folder: Path) -> str:
 
 
 def _frame(run: Run, name: str) -> pl.DataFrame:
-    try:
-        found = run.frame(name)
-    except pl.exceptions.PanicException as error:  # no subclass of Exception
-        raise ValueError(f"{run.folder / name}.parquet is damaged: {error}") from None
+    found = run.frame(name)
     missing = [column for column in COLUMNS[name] if column not in found.columns]
     if missing:
         raise ValueError(f"it lacks the columns {', '.join(missing)}")
