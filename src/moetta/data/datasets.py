@@ -347,25 +347,6 @@ def to_download(part: str, root: Path) -> str:
     return f"{layout.title}: {get}, so that {root / layout.folder / layout.classes()[0]} exists"
 
 
-def to_download(part: str, root: Path) -> str:
-    """What to download for a part of a stream, and where under ``root`` it goes."""
-    if part == "cifar10-c":
-        return (
-            "CIFAR-10: download cifar-10-python.tar.gz as www.cs.toronto.edu/~kriz/cifar.html says "
-            f"and unpack it, so that {root / 'cifar-10-batches-py'} exists"
-        )
-    if part in ("c", "extra"):
-        archives = "extra.tar" if part == "extra" else "noise, blur, weather and digital.tar"
-        return (
-            f"ImageNet-C: download {archives} as github.com/hendrycks/robustness says and unpack "
-            f"into {root / IMAGENET_C_FOLDERS[0]}; without them the corruptions are made on the "
-            "fly from the validation images"
-        )
-    layout = _IMAGENET[part]
-    get = f"{layout.get[0].lower()}{layout.get[1:]}"
-    return f"{layout.title}: {get}, so that {root / layout.folder / layout.classes()[0]} exists"
-
-
 def _class_folders(folder: Path, expected: Collection[str]) -> list[str]:
     if not folder.is_dir():
         return []
