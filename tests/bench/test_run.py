@@ -18,6 +18,8 @@ from moetta.bench.display import Display
 from moetta.bench.protocol import prepare
 from moetta.bench.results import Run, load_run
 from moetta.data import embedded
+from moetta.report import contents
+from moetta.report.groups import settings
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=200, batch_size=32, threads=1)
 
@@ -93,6 +95,15 @@ def test_card_tells_the_protocol(runs: dict[str, Run]) -> None:
     assert len({run.protocol for run in runs.values()}) == 1
 
 
+def test_the_paper_stands_beside_a_real_run(runs: dict[str, Run]) -> None:
+    """By the stream's name as cards have it."""
+    (setting,), _ = settings(list(runs.values()))
+    made = contents.accuracies(setting)
+    place = [column.title for column in made.columns].index("Paper")
+    assert {row[0].value: row[place].value for row in made.rows}["MoETTA"] == 67.2
+    assert "on embedded-classical (200 images)" in made.notes[0]
+
+
 def test_other_protocol_other_folder() -> None:
     keys = {
         prepare(cell).key
@@ -138,6 +149,41 @@ def test_clean_images_and_forgetting(tmp_path: Path) -> None:
     assert summary["clean_accuracy_last_quarter"] == 0.6
     assert summary["forgetting"] == pytest.approx(20)
     assert summary["cost"]["time_ratio"] == 2
+
+
+@pytest.mark.parametrize("name", ["summary", "card"])
+def test_a_run_that_cannot_be_read_is_run_again(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = replace(CELL, method="noadapt", limit=64)
+    (first,) = run_grid([cell], tmp_path, display=Display())
+    assert first.folder is not None
+    whole = load_run(first.folder).summary["accuracy"]
+    broken = first.folder / f"{name}.json"
+    broken.write_text("{")
+    (second,) = run_grid([cell], tmp_path)
+    assert second.folder == first.folder
+    assert load_run(first.folder).summary["accuracy"] == whole
+    assert capsys.readouterr().err.count(str(broken)) == 1
+
+
+@pytest.mark.parametrize("damage", [b"PAR1 no", None])
+def test_a_damaged_noadapt_costs_only_the_full_comparison(
+    damage: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [replace(CELL, method=m, batch_size=1, limit=130) for m in ("noadapt", "tent")]
+    (baseline,) = run_grid(cells[:1], tmp_path, display=Display())
+    assert baseline.folder is not None
+    steps = baseline.folder / "steps.parquet"
+    if damage is None:
+        steps.unlink()
+    else:
+        steps.write_bytes(damage)
+    _, tent = run_grid(cells, tmp_path, display=Display())
+    assert tent.folder is not None, tent.error
+    sampled = load_run(tent.folder).frame("steps")["correct_noadapt"]
+    assert sampled.null_count() == 65
+    assert str(steps) in capsys.readouterr().err
 
 
 def test_a_failing_cell_leaves_the_others_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from moetta.bench.backends import Outcome
 from moetta.bench.cell import Cell
+from moetta.bench.results import Run, load_run, number
 from moetta.bench.worker import Progress
 
 
@@ -100,7 +100,7 @@ class JSONLines(Display):
     def finish(self, cell: Cell, outcome: Outcome) -> None:
         """How it ended, with its summary."""
         folder = outcome.folder
-        summary = json.loads((folder / "summary.json").read_text()) if folder else None
+        summary = load_run(folder).summary if folder else None
         self._say(
             "end",
             **_identity(cell),
@@ -126,7 +126,7 @@ class LiveTable(Display):
         self.cells: list[Cell] = []
         self.news: dict[Cell, Progress] = {}
         self.endings: dict[Cell, Outcome] = {}
-        self.sums: dict[Cell, dict[str, Any]] = {}
+        self.runs: dict[Cell, Run] = {}
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -152,7 +152,7 @@ class LiveTable(Display):
         """Complete a line."""
         self.endings[cell] = outcome
         if outcome.folder is not None:
-            self.sums[cell] = json.loads((outcome.folder / "summary.json").read_text())
+            self.runs[cell] = load_run(outcome.folder)
 
     def stop(self, done: int, total: int) -> None:
         """Say how to resume."""
@@ -178,12 +178,13 @@ class LiveTable(Display):
 
     def _line(self, cell: Cell) -> tuple[str, ...]:
         if cell in self.endings:
-            summary = self.sums.get(cell)
-            if summary is None:
+            run = self.runs.get(cell)
+            if run is None:
                 return ("[red]failed[/red]", "", "", "", "")
-            rate = summary["samples"] / summary["cost"]["seconds"]
-            accuracy = f"{100 * summary['accuracy']:.2f}"
-            return ("[green]done[/green]", accuracy, points(summary["gain"]), f"{rate:.0f}", "")
+            seconds = number(run, "cost", "seconds")
+            rate = f"{run.summary['samples'] / seconds:.0f}" if seconds else ""
+            gain = points(number(run, "gain"))
+            return ("[green]done[/green]", f"{run.accuracy:.2f}", gain, rate, "")
         if cell not in self.news:
             return ("waiting", "", "", "", "")
         news = self.news[cell]
@@ -237,10 +238,11 @@ def _words(news: Progress) -> str:
 def _ending(outcome: Outcome) -> str:
     if outcome.folder is None:
         return f"failed: {outcome.error}"
-    summary = json.loads((Path(outcome.folder) / "summary.json").read_text())
-    gain = "" if summary["gain"] is None else f" ({points(summary['gain'])} vs noadapt)"
-    ratio = summary["cost"]["time_ratio"]
-    return f"accuracy {100 * summary['accuracy']:.2f} %{gain}, {ratio:.2f} x noadapt's time"
+    run = load_run(outcome.folder)
+    gain, ratio = number(run, "gain"), number(run, "cost", "time_ratio")
+    lead = "" if gain is None else f" ({points(gain)} vs noadapt)"
+    cost = "" if ratio is None else f", {ratio:.2f} x noadapt's time"
+    return f"accuracy {run.accuracy:.2f} %{lead}{cost}"
 
 
 def _identity(cell: Cell) -> dict[str, Any]:

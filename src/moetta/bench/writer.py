@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from moetta.adapter import Adapter
 from moetta.bench.meter import QUARTERS, Meter
 from moetta.bench.protocol import SCHEMA, Prepared
+from moetta.bench.results import load_card, load_run
 from moetta.state import write_atomically
 
 CLEAN = ("clean", "imagenet")
@@ -23,8 +26,30 @@ CLEAN = ("clean", "imagenet")
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run's results are all there."""
-    return (folder / "summary.json").is_file()
+    """Whether a run's results are all there; one that cannot be read has to be run again."""
+    try:
+        load_run(folder)
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        _warn(f"{error}; this run counts as unfinished")
+        return False
+    return True
+
+
+def has_card(folder: Path) -> bool:
+    """Whether an earlier session left a card that can be read."""
+    try:
+        load_card(folder)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _warn(text: str) -> None:
+    """Say it once, however often it is found."""
+    print(text, file=sys.stderr)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -51,7 +76,10 @@ def write_run(
     steps, paired = steps_frame(meter), meter.paired
     baseline = folder.parent / prepared.baseline_key
     if prepared.cell.method != "noadapt" and finished(baseline):
-        steps, paired = _with_baseline(steps, meter, baseline)
+        try:
+            steps, paired = _with_baseline(steps, meter, baseline)
+        except (ValueError, OSError, RuntimeError, pl.exceptions.PolarsError) as error:
+            _warn(f"{baseline}: {error}; {folder.name} is compared on some batches only")
     write_frame(folder / "steps.parquet", steps)
     write_frame(folder / "domains.parquet", domains_frame(meter))
     layers = list(getattr(adapter, "layers", None) or getattr(adapter, "mixtures", None) or {})
@@ -166,11 +194,12 @@ def _with_baseline(
     steps: pl.DataFrame, meter: Meter, baseline: Path
 ) -> tuple[pl.DataFrame, Tensor]:
     """Noadapt's own run on the same stream tells its right answers for every batch and domain."""
-    known = pl.read_parquet(baseline / "steps.parquet", columns=["step", "correct"])
+    run = load_run(baseline)
+    known = run.frame("steps").select("step", "correct")
     joined = steps.drop("correct_noadapt").join(
         known.rename({"correct": "correct_noadapt"}), on="step", how="left", maintain_order="left"
     )
-    theirs = pl.read_parquet(baseline / "domains.parquet")["correct"]
+    theirs = run.frame("domains")["correct"]
     right = torch.tensor(theirs.to_list()).view(len(meter.domains), QUARTERS, 1)
     return joined.select(steps.columns), torch.cat((meter.counts, right), 2)
 
