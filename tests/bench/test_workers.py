@@ -21,6 +21,8 @@ from moetta.bench.worker import Progress
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=64, batch_size=16, threads=1)
 RUN = [sys.executable, "-m", "moetta.cli", "run", "--model", CELL.model, "--stream", CELL.stream]
 RUN += ["--batch-size", "4", "--threads", "1", "--workers", "2", "--json"]
+LONG = 600  # many processes that each import torch: minutes on a busy machine
+pytestmark = pytest.mark.timeout(900)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
@@ -77,7 +79,7 @@ def test_workers_do_not_outlive_a_command_that_fails(tmp_path: Path) -> None:
     script = tmp_path / "unclean.py"
     script.write_text(UNCLEAN)
     command = [sys.executable, str(script), str(tmp_path / "runs")]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONG)
     assert "unforeseen" in ended.stderr
     assert ended.returncode == 1
 
@@ -90,7 +92,7 @@ def test_ctrl_c_reaches_the_workers_too(event: str, tmp_path: Path) -> None:
     wait_for(process, event)
     time.sleep(1.0)  # the workers are importing now, or running
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=LONG)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     last = json.loads(out.splitlines()[-1])
@@ -104,8 +106,8 @@ def test_killed_and_started_again_at_once(tmp_path: Path) -> None:
     process = start(command)
     wait_for(process, "progress")
     process.kill()
-    again = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
-    process.communicate(timeout=60)  # the orphans have the other end of these pipes
+    again = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONG)
+    process.communicate(timeout=LONG)  # the orphans have the other end of these pipes
     assert again.returncode == 0, again.stderr
     events = [json.loads(line) for line in again.stdout.splitlines()]
     ends = [e for e in events if e["event"] == "end"]
