@@ -159,7 +159,7 @@ class Prepared:
             return _drawn(image_folder(cell.source, pre), count, pre)
         if cell.stream == "cifar10-c":
             assert cell.data is not None
-            return _drawn(cifar10(cell.data, "train"), count, pre)
+            return _drawn(cifar10(cell.data, "train", partial=cell.partial), count, pre)
         if cell.data is not None and is_named(cell):
             return _drawn(imagenet("val", cell.data, pre, partial=cell.partial), count, pre)
         raise ValueError(

@@ -254,7 +254,8 @@ def _card(group: Group) -> str:
     seeds = ", ".join(str(run.seed) for run in group.runs)
     folders = ", ".join(run.folder.name for run in group.runs[:3])
     more = f" and {len(group.runs) - 3} more" if len(group.runs) > 3 else ""
-    text = json.dumps(group.runs[0].card, indent=1, ensure_ascii=False)
+    shown = {name: value for name, value in group.runs[0].card.items() if name != "cell"}
+    text = json.dumps(shown, indent=1, ensure_ascii=False)  # the cell's paths are private
     return (
         f"<details><summary>{escape(group.label)}: seeds {seeds}</summary>"
         f"<p>From <code>{escape(folders)}</code>{more}.</p><pre>{escape(text)}</pre></details>"
