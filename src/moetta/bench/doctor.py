@@ -101,7 +101,9 @@ def examine(data: Path) -> Iterator[Finding]:
 def _weights(name: str) -> Finding:
     topic = f"weights of {name}"
     if name not in sources.available():
-        return Finding(topic, None, f"not here; moetta train-source {name} --help says how to make them")
+        return Finding(
+            topic, None, f"not here; moetta train-source {name} --help says how to make them"
+        )
     try:
         sources.load(name)
     except (ValueError, RuntimeError) as error:  # another file, or another network's weights
