@@ -58,9 +58,8 @@ def train(options: TrainSource, *, progress: bool = True) -> dict[str, Any]:
             raise ValueError(f"steps must be 1 to {made_by.steps}, got {options.steps}")
         made_by = made_by.shortened(options.steps)
     if made_by.data == "cifar10":
-        _photos(
-            made_by, options.data, "test"
-        )  # a fault there must not show after hours of training
+        # A fault there must not show after hours of training.
+        _photos(made_by, options.data, "test")
     batches = training_batches(made_by, options.data)
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint = options.out / f"{made_by.name}.checkpoint.safetensors"
