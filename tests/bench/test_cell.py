@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moetta import sources
-from moetta.bench.cell import PAPER_MODELS, Cell, grid, parse_overrides, settings
+from moetta.bench.cell import Cell, grid, parse_overrides, settings
+from moetta.bench.published import PAPER_MODELS
 
 CELL = Cell("moetta", "classical", "digits-vit")
 VIT = next(iter(PAPER_MODELS))

@@ -14,7 +14,10 @@ from moetta.bench import display
 from moetta.bench.backends import Outcome
 from moetta.bench.cell import Cell
 from moetta.bench.display import JSONLines, Lines, LiveTable
+from moetta.bench.reproduce import print_table
 from moetta.bench.worker import Progress
+from moetta.report.tables import Cell as Entry
+from moetta.report.tables import Column, Table
 from report.synthetic_results import write_run
 
 TENT, SAR = (Cell(method, "classical", "digits-vit") for method in ("tent", "sar"))
@@ -100,6 +103,19 @@ def test_the_live_table_follows_each_run_to_its_end(done: Outcome) -> None:
     ]
     assert "2 of 2 runs done" in out.getvalue()  # the final table stays on the screen
     assert "the same command resumes" in out.getvalue()
+
+
+def test_brackets_in_a_name_are_not_taken_for_markup() -> None:
+    table = LiveTable(Console(file=io.StringIO(), width=100))
+    odd = replace(TENT, model="my[red]models:vit")
+    table.begin([odd])
+    assert rows(table) == [[odd.label, "waiting", "", "", "", ""]]
+    console = Console(file=io.StringIO(), width=100)
+    row = (Entry("[bold]a[/x]"),)
+    print_table(console, Table("t", "of [red]", (Column("[b]"),), (row,), ("see [/x]",)))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert all(text in shown for text in ("[bold]a[/x]", "of [red]", "[b]", "see [/x]"))
 
 
 def test_a_low_terminal_shows_the_runs_that_matter(done: Outcome) -> None:

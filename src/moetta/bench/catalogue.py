@@ -10,8 +10,8 @@ import timm
 from rich.table import Table
 
 from moetta import sources
-from moetta.bench.cell import PAPER_MODELS
 from moetta.bench.display import make_console
+from moetta.bench.published import PAPER_MODELS
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,6 @@ from moetta.sources import RECIPES, tuned
 
 POTPOURRI = ("potpourri", "potpourri+")
 DEVICES = ("cpu", "cuda", "mps")
-# Full names: a bare timm name has meant different weights over the years.
-PAPER_MODELS = {
-    "vit_base_patch16_224.augreg2_in21k_ft_in1k": "vit_base",
-    "convnext_base.fb_in22k_ft_in1k": "convnext_base",
-    "vit_large_patch16_224.augreg_in21k_ft_in1k": "vit_large",
-}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from moetta.bench.backends import Outcome
@@ -164,7 +165,7 @@ class LiveTable(Display):
         for name in ("progress", "accuracy %", "vs noadapt", "images/s", "left"):
             table.add_column(name, justify="right")
         for cell in self._visible(max(4, console.size.height - 6)):
-            table.add_row(cell.label, *self._line(cell))
+            table.add_row(escape(cell.label), *self._line(cell))
         yield table
 
     def _visible(self, room: int) -> list[Cell]:

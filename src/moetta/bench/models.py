@@ -11,7 +11,7 @@ import timm
 from torch import nn
 
 from moetta import sources
-from moetta.bench.cell import PAPER_MODELS
+from moetta.bench.published import PAPER_MODELS
 from moetta.config import nearest
 from moetta.state import read_safetensors
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from moetta.bench.backends import Outcome
-from moetta.bench.cell import PAPER_MODELS
 from moetta.bench.display import make_console
 from moetta.bench.experiments import EXPERIMENTS, Setting
 from moetta.bench.experiments.setting import EMBEDDED_MODELS, Found
 from moetta.bench.options import Running, write_report
+from moetta.bench.published import PAPER_MODELS
 from moetta.bench.results import load_run
 from moetta.bench.runner import finished, require_all
 from moetta.config import nearest
@@ -156,7 +157,7 @@ def _show(name: str, setting: Setting, found: Found, options: Reproduce) -> None
             print(json.dumps({"event": "table", "experiment": name, **as_record(made)}))
         else:
             print_table(console, made)
-    console.print(f"tables and pictures: {place}", highlight=False)
+    console.print(escape(f"tables and pictures: {place}"), highlight=False)
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:
@@ -177,21 +178,23 @@ def as_record(made: Table) -> dict[str, Any]:
 
 def print_table(console: Console, made: Table) -> None:
     """A table in the terminal: bold best, the spread after ±."""
-    shown = RichTable(title=made.caption, title_justify="left")
+    shown = RichTable(title=escape(made.caption), title_justify="left")
     for place, column in enumerate(made.columns):
-        shown.add_column(column.header, justify="right" if place else "left", overflow="fold")
+        shown.add_column(
+            escape(column.header), justify="right" if place else "left", overflow="fold"
+        )
     for row in made.rows:
         shown.add_row(*map(_field, row, made.columns))
     console.print(shown)
     for note in made.notes:
-        console.print(note, highlight=False, style="italic")
+        console.print(escape(note), highlight=False, style="italic")
 
 
 def _field(cell: Cell, column: Column) -> str:
     if cell.value is None:
         return ""
     if isinstance(cell.value, str):
-        return cell.value
+        return escape(cell.value)
     text = f"{cell.value:{'+' if cell.signed else ''}.{column.digits}f}"
     if cell.sd is not None:
         text += f" ± {cell.sd:.{column.digits}f}"

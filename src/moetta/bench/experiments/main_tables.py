@@ -11,11 +11,16 @@ from moetta.bench.experiments.setting import (
     Found,
     Setting,
     beside,
-    counterpart,
     pick,
     three_columns,
 )
-from moetta.bench.published import METHODS, by_method, published
+from moetta.bench.published import (
+    METHODS,
+    by_method,
+    counterpart,
+    counterpart_stream,
+    published,
+)
 from moetta.report.tables import Cell as Entry
 from moetta.report.tables import Column, Table, table
 
@@ -26,19 +31,20 @@ def _accuracies(setting: Setting, found: Found, name: str, section: str) -> list
     for model in setting.models:
         key = "vit_large" if section == "scalability" else counterpart(model)
         printed = published()[section].get(key, {})
+        named = f" beside the paper's {key}" if printed else ""
         rows = []
         for method in METHODS:
             row = [Entry(method)]
             for stream in setting.streams:
                 ours = pick(found, model=model, method=method, stream=stream)
-                named = "classical" if stream == "cifar10-c" else stream
-                sd = by_method(printed, f"{named}_sd", method)
-                row += beside(ours, by_method(printed, named, method), sd)
+                theirs = counterpart_stream(stream) or stream
+                sd = by_method(printed, f"{theirs}_sd", method)
+                row += beside(ours, by_method(printed, theirs, method), sd)
             rows.append(row)
         columns = [Column("method")]
         for stream in setting.streams:
             columns += three_columns(stream)
-        caption = f"{model} beside the paper's {key}: accuracy over the stream"
+        caption = f"{model}{named}: accuracy over the stream"
         short = Path(model).name  # a model may be a folder
         made.append(table(f"{name}-{short}", caption, columns, rows, [setting.ours]))
     return made

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moetta.bench.cell import PAPER_MODELS, Cell, grid
+from moetta.bench.cell import Cell, grid
+from moetta.bench.published import PAPER_MODELS
 from moetta.bench.results import Group, Run, group
 from moetta.data.datasets import IMAGENET_C_FOLDERS
 from moetta.data.images import named
@@ -114,11 +115,6 @@ class Experiment:
 def no_cells(_: Setting) -> list[Cell]:
     """For experiments that are no grid."""
     return []
-
-
-def counterpart(model: str) -> str:
-    """The paper's model that a model stands for."""
-    return PAPER_MODELS.get(model) or ("convnext_base" if "convnext" in model else "vit_base")
 
 
 def pick(found: Found, **wanted: Any) -> Group | None:
