@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +90,10 @@ def test_the_methods_are_a_function_and_a_package() -> None:
     for method in moetta.methods().values():
         assert getattr(moetta, method.config.__name__) is method.config
         assert method.config.__name__ in moetta.__all__
+
+
+def test_importing_takes_torch_and_little_else() -> None:
+    """torchvision and timm double the time to the first call; both wait until they are needed."""
+    code = "import sys, moetta; print(*{'timm', 'torchvision', 'transformers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

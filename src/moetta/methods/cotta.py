@@ -14,7 +14,6 @@ from moetta.config import positive, require, share
 from moetta.inputs import Inputs
 from moetta.methods.norm_affine import SGDConfig
 from moetta.methods.registry import register
-from moetta.nn.augment import augment
 from moetta.nn.norms import BatchStatNorm, describe
 
 
@@ -116,6 +115,9 @@ class CoTTA(Adapter):
 
     def _augmented(self, inputs: Inputs) -> Tensor:
         """The teacher's logits, averaged over random views of the batch."""
+        # torchvision takes as long to import as torch, and nothing else of the library needs it.
+        from moetta.nn.augment import augment
+
         images = inputs.images
         if images is None:
             raise ValueError(
