@@ -19,7 +19,8 @@ from moetta.data.embedded import COUNTS, HARD_SEED
 from moetta.data.embedded.compose import photographs
 from moetta.sources.making import training_batches
 from moetta.sources.recipes import RECIPES, ConvNeXtShape
-from moetta.sources.training import Trainer, averaged, normalise
+from moetta.sources.shipped import assemble
+from moetta.sources.training import Trainer, normalise
 from moetta.state import write_atomically
 
 TARGET = Path(__file__).parents[1] / "src" / "moetta" / "data" / "embedded" / "hard.json"
@@ -39,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     trainer = Trainer(JUDGE)
     trainer.fit(training_batches(JUDGE, None), None, _report)
-    judge = averaged(trainer)
+    judge = assemble(trainer.recipe, trainer.average)
     wrong: list[int] = []
     for index in torch.arange(CANDIDATES).split(200):
         images, labels = photographs(index, split="test", seed=HARD_SEED)

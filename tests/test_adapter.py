@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -41,7 +42,11 @@ def test_a_report_says_what_was_done(method: str) -> None:
     p = logits.softmax(1)
     torch.testing.assert_close(report.entropy, -(p * p.log()).sum(1), rtol=1e-4, atol=1e-5)
     assert report.forwards % 6 == 0
-    assert report.backwards % 2 == 0 or report.backwards <= 6
+    passes = {"noadapt": 0, "sar": 2}.get(method, 1)  # SAR looks twice, at other samples maybe
+    assert report.backwards <= 6 * passes
+    assert (report.backwards > 0) == (report.skipped is None and method not in LEARNS_NOTHING)
+    if report.selected is not None and passes == 1 and report.skipped is None:
+        assert report.backwards == int(report.selected.sum())
     if report.selected is not None:
         assert report.selected.shape == (6,)
         assert report.selected.dtype == torch.bool
@@ -97,7 +102,9 @@ def test_bfloat16_autocast(method: str) -> None:
 def test_models_of_other_precisions(method: str, dtype: torch.dtype) -> None:
     model = small_vit().to(dtype)
     source = images(8, 101).to(dtype)
-    adapter = moetta.adapt(model, method, source=source, **eager(method))
+    coarse = dtype == torch.bfloat16 and method not in (*LEARNS_NOTHING, "moetta")
+    with pytest.warns(match="round to nothing") if coarse else contextlib.nullcontext():
+        adapter = moetta.adapt(model, method, source=source, **eager(method))
     for seed in range(2):
         assert torch.isfinite(adapter(images(4, seed).to(dtype))).all()
     assert_finite(adapter.state_dict())

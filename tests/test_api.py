@@ -60,7 +60,7 @@ def test_a_refusal_leaves_the_model_as_it_was(arguments: dict, message: str, inp
 def test_a_model_without_what_the_method_trains_is_described(method: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5))
     before = portrait(model)
-    with pytest.raises(ValueError, match=r"2 Linear|Sequential|Linear"):
+    with pytest.raises(ValueError, match="2 Linear, 1 Flatten, 1 ReLU"):
         moetta.adapt(model, method, source=torch.zeros(2, 3, 2, 2), inplace=True)
     assert_same(before, portrait(model))
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.models import perceptron
+from helpers.operations import Operations
 from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, make
 
 EARLY, STEPS = 52, 5000
@@ -31,16 +31,6 @@ def stream(steps: int) -> Iterator[Tensor]:
         yield pool[start : start + MIXED_SIZES[step % 4]]
 
 
-class Operations(TorchDispatchMode):
-    """Counts the operations that torch carries out: a measure of time that no load disturbs."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def live_tensors() -> tuple[int, int]:
     """How many tensors there are, and their bytes."""
     found = [o for o in gc.get_objects() if type(o) in (Tensor, torch.nn.Parameter)]
@@ -51,7 +41,8 @@ def trials() -> Iterator[object]:
     for method in METHODS:
         yield pytest.param(method, STEPS if method in LONG else FEWER, id=method)
         if method not in LONG:
-            yield pytest.param(method, STEPS, id=f"{method}-{STEPS}", marks=pytest.mark.slow)
+            slow = [pytest.mark.slow, pytest.mark.timeout(1200)]
+            yield pytest.param(method, STEPS, id=f"{method}-{STEPS}", marks=slow)
 
 
 @pytest.mark.parametrize(("method", "steps"), [*trials()])

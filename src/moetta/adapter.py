@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from os import PathLike
@@ -52,6 +53,8 @@ class Adapter:
 
     method: ClassVar[str] = ""
     needs_source: ClassVar[bool] = False
+    # Fields whose content the state carries: a saved state may come from one with another value.
+    held_in_state: ClassVar[tuple[str, ...]] = ()
 
     last: StepReport | None
     totals: Totals
@@ -151,18 +154,30 @@ class Adapter:
         """Make these parameters trainable, with memory of their own; returns them."""
         self._surgery.leave_fast_paths()
         known = {id(parameter) for parameter in self.trained.values()}
+        coarse = False
         for name, parameter in parameters:
+            coarse |= parameter.dtype in (torch.bfloat16, torch.float16)
             self._surgery.own(name, parameter)
             parameter.requires_grad_(True)
             if id(parameter) not in known:  # layers may share one; it is stepped once
                 known.add(id(parameter))
                 self.trained[name] = parameter
+        if coarse:
+            warnings.warn(
+                f"{self.method} trains parameters in half precision, where most learning steps "
+                "round to nothing; keep the model in float32 and call it under torch.autocast",
+                stacklevel=5,
+            )
         return list(self.trained.values())
 
-    def generator(self, stream: int = 0) -> torch.Generator:
-        """The random numbers of this step: a function of (seed, step, stream), never of history."""
+    def generator(self, stream: int = 0, device: str | None = None) -> torch.Generator:
+        """The random numbers of this step: a function of (seed, step, stream), never of history.
+
+        They are drawn where the model is, unless ``device`` says otherwise: numbers drawn on the
+        CPU are the same for a model on any device.
+        """
         mixed = (self.config.seed * 1_000_003 + self.steps) * 1_009 + stream
-        return torch.Generator(self.device).manual_seed(mixed % (1 << 63))
+        return torch.Generator(device or self.device).manual_seed(mixed % (1 << 63))
 
     @property
     def device(self) -> torch.device:
@@ -218,6 +233,9 @@ class Adapter:
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Restore a `state_dict`, bit for bit.
+
+        Names, shapes and types are checked; that it came from the same method, configuration and
+        model only a file can tell (`save` and `load`).
 
         Raises:
             ValueError: it does not fit this adapter; the message says what differs. Nothing has

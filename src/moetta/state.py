@@ -53,7 +53,8 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor]) -> None:
             f"this state does not fit this {adapter.method} adapter: "
             f"{'; '.join(problems[:5])}{more}"
         )
-    with torch.no_grad():
+    # The caller may be in inference mode, whose tensors nothing could learn from afterwards.
+    with torch.inference_mode(False), torch.no_grad():
         for name, parameter in adapter.trained.items():
             parameter.copy_(tensors[f"param.{name}"])
         if adapter.optimizer is not None:
@@ -147,7 +148,7 @@ def load(adapter: Adapter, path: str | PathLike[str]) -> None:
     changed = [
         f"{key}: file {theirs.get(key)!r}, here {ours.get(key)!r}"
         for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
+        if theirs.get(key) != ours.get(key) and key not in adapter.held_in_state
     ]
     if changed:
         raise ValueError(f"{path} was saved under another configuration: {'; '.join(changed)}")
@@ -184,8 +185,12 @@ def read_safetensors(path: str | PathLike[str]) -> tuple[dict[str, Tensor], dict
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
 
 
-def write_atomically(path: str | PathLike[str], data: bytes) -> None:
-    """Write all of ``data`` to ``path``, or leave what was there: never a part."""
+def write_atomically(path: str | PathLike[str], data: bytes, *, sync: bool = True) -> None:
+    """Write all of ``data`` to ``path``, or leave what was there: never a part.
+
+    Without ``sync`` that holds if the process is killed, but not if the machine loses power; for
+    many small files that can be made again.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} in")
@@ -196,7 +201,8 @@ def write_atomically(path: str | PathLike[str], data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         # mkstemp makes files private; give this one the permissions an ordinary file would get.
         umask = os.umask(0)
         os.umask(umask)

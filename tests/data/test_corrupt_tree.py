@@ -120,9 +120,9 @@ def test_second_run_adds_only_what_is_missing(source, tmp_path):
     stamps = {p: p.stat().st_mtime_ns for p in dst.rglob("*.JPEG")}
     data = gone.read_bytes()
     gone.unlink()
-    leftover = dst / "fog/1/n00/.p0.JPEG.123.part"
+    leftover = dst / "fog/1/n00/.p0.JPEG.k3_x9ab2.tmp"
     leftover.write_bytes(b"half")
-    theirs = [dst / ".download.part", dst / "fog/1/.notes.part", dst / "mine" / ".p0.JPEG.1.part"]
+    theirs = [dst / ".download.tmp", dst / "fog/1/.notes.tmp", dst / "mine" / ".p0.JPEG.a.tmp"]
     for path in theirs:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"theirs")
@@ -226,7 +226,7 @@ class TestRefusals:
 
     def test_options(self, source, tmp_path):
         dst = tmp_path / "c"
-        self.refuse(source, dst, ValueError, "did you mean snow", only=("snwo",))
+        self.refuse(source, dst, ValueError, "did you mean 'snow'", only=("snwo",))
         self.refuse(source, dst, ValueError, "at least one", only=())
         self.refuse(source, dst, ValueError, "within 1 .. 5", severity=(1, 6))
         self.refuse(source, dst, ValueError, "at least 28", size=20)

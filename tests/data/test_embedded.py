@@ -140,7 +140,7 @@ def test_source_images_are_training_digits_in_the_models_units():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: embedded.stream("imagenet"), "unknown stream"),
+        (lambda: embedded.stream("imagenet"), "no embedded stream"),
         (lambda: embedded.domain("c/rain"), "no domain 'c/rain'"),
         (lambda: embedded.domain("r", severity=6), "severity must be 1 to 5"),
         (lambda: embedded.source_images(0), "at least 1"),

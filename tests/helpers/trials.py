@@ -189,6 +189,15 @@ class MethodTrials:
         with torch.inference_mode():
             adapter = make(method, family)
         self._replays(adapter, method, family, modes=(torch.no_grad, torch.inference_mode))
+        with torch.inference_mode():
+            adapter.snapshot()
+            adapter.reset()
+            call(adapter, family.batch(4, 0))
+            adapter.rollback()
+            call(adapter, family.batch(4, 1))
+            merged = adapter.merge()
+        assert not any(p.is_inference() for p in merged.parameters())
+        assert_finite(adapter.state_dict())
 
     def gives_the_model_back(self, method: str, family: Family) -> None:
         model = family.model().train()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import moetta
 from helpers.cells import vit_b
-from helpers.models import CLASSES, FAMILIES, call, images, small_vit
+from helpers.models import CLASSES, FAMILIES, call, images, perceptron, small_vit
 from moetta.methods.cotta import bernoulli_positions
 from moetta.nn.augment import augment
 
@@ -90,6 +91,16 @@ def test_the_anchor_decides_on_the_views():
         adapter = moetta.adapt(model, "cotta", threshold=threshold, **HALF)
         adapter(x)
         assert adapter.totals.forwards == 8 * forwards
+
+
+def test_a_missing_normalisation_is_told_before_the_batch_that_needs_it():
+    network = perceptron()  # says nothing of its pixels
+    with pytest.warns(match="pass mean= and std="):
+        moetta.adapt(network, "cotta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moetta.adapt(network, "cotta", threshold=0)
+        moetta.adapt(network, "cotta", **HALF)
 
 
 def test_all_weights_and_biases_are_trained_and_nothing_else():

@@ -191,6 +191,8 @@ def test_step_zero_is_the_source_model(options, size, seed, scale):
         ("vit_base_patch16_224", 24, 497_880),
         ("vit_large_patch16_224", 34, None),
         ("convnext_base", 32, None),
+        ("vit_large_patch14_clip_224", 35, None),  # a ViT-L with a norm before its blocks
+        ("efficientnet_b0", 48, None),  # 49 norm layers, and no ViT-L
     ],
 )
 def test_layers_and_parameters_of_the_papers_models(name, count, trained):
@@ -363,6 +365,19 @@ def test_balance_is_summed_over_layers_of_unequal_batch():
     assert total.item() == pytest.approx(sum(balance_loss(r).item() for r in routings))
 
 
+def test_layers_that_run_before_the_leading_router_are_told_of():
+    class Backwards(nn.Sequential):
+        def forward(self, x):
+            for layer in reversed(self):
+                x = layer(x)
+            return x
+
+    model = Backwards(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.LayerNorm(8))
+    adapter = moetta.adapt(model, "moetta", router_scope="model", frozen="")
+    with pytest.raises(ValueError, match='use router_scope="layer"'):
+        adapter(torch.randn(4, 8))
+
+
 def test_window_balance_counts_the_choices_made_so_far():
     adapter = moetta.adapt(tiny_vit(), "moetta", routing="batch", window=3, experts=2)
     p = torch.tensor([[0.75, 0.25]])
@@ -373,7 +388,7 @@ def test_window_balance_counts_the_choices_made_so_far():
 
 def test_unselected_batch_moves_experts_by_nothing_but_balance():
     # A later batch whose every entropy is above the running mean: only the balance term is left.
-    adapter = moetta.adapt(tiny_vit(), "moetta", balance=0.0, lr=0.1, momentum=0.0)
+    adapter = moetta.adapt(tiny_vit(), "moetta", balance=0.0, lr=0.1)
     adapter(images())
     adapter.running["entropy"] = adapter.running["threshold"] * 0
     adapter.running["batches"] = adapter.running["batches"] + 1000
@@ -382,6 +397,8 @@ def test_unselected_batch_moves_experts_by_nothing_but_balance():
     assert not adapter.last.selected.any()
     assert adapter.last.losses["entropy"] == 0
     assert adapter.last.backwards == 0
+    assert adapter.last.skipped == "no sample selected"  # not by momentum either
+    assert adapter.running["batches"] == 1002  # but it counts in the averages
     assert all(torch.equal(before[k], v) for k, v in adapter.trained.items())
     balanced = moetta.adapt(tiny_vit(), "moetta", lr=0.1, momentum=0.0)
     balanced(images())

@@ -19,6 +19,7 @@ ABLATIONS = [
     {"moe": False},
     {"router_scope": "model"},
     {"router_scope": "model", "routing": "batch", "top_k": 2},
+    {"moe": False, "routing": "batch"},
 ]
 
 

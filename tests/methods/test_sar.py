@@ -194,3 +194,20 @@ def test_without_blocks_every_layer_is_early() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     norms = find_norms(network)
     assert sar.early(network, norms) == norms
+
+
+def test_a_non_finite_second_gradient_is_told_from_an_empty_selection(monkeypatch):
+    adapter = moetta.adapt(small_vit(), "sar", e0=1.0)
+    first = adapter.gradients
+    found = []
+
+    def once(loss):
+        found.append(first(loss) if not found else None)
+        return found[-1]
+
+    monkeypatch.setattr(adapter, "gradients", once)
+    before = adapter.state_dict()
+    adapter(images(4))
+    assert adapter.last.skipped == "non-finite loss or gradient at the perturbed weights"
+    after = adapter.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before if k.startswith("param."))

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.models import FAMILIES, Family
-from moetta.nn.blocks import Block, find_blocks
+from moetta.nn.blocks import Block
 from moetta.nn.bottleneck import BottleneckMixture, gate_noise
 
 
@@ -180,21 +179,3 @@ def test_the_start_is_small_and_seeded():
     assert torch.equal(layer.down, fresh(0).down)
     assert not torch.equal(layer.down, fresh(1).down)
     assert layer.activated_parameters == 64 * 12 + 64 * 2 + 1 + 64
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
-def test_blocks_are_found_in_every_family(family: Family):
-    blocks = find_blocks(family.shared())
-    kinds = {type(b.module).__name__ for b in blocks}
-    assert len(kinds) == 1
-    assert kinds <= {
-        *("Block", "SwinTransformerBlock", "ConvNeXtBlock", "BasicBlock", "EncoderBlock"),
-        *("CNBlock", "ViTLayer", "Dinov2Layer", "ConvNextLayer", "BertLayer"),
-        "TransformerEncoderLayer",
-    }
-    assert all(b.width in (8, 16) for b in blocks)
-
-
-def test_a_model_without_blocks_is_refused():
-    with pytest.raises(ValueError, match="no repeated blocks"):
-        find_blocks(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)))

@@ -112,13 +112,44 @@ def test_inplace_really_is_the_users_object(method: str) -> None:
     assert all(any(p is q for q in model.parameters()) for p in adapter.trained.values())
 
 
-def test_the_users_gradients_survive() -> None:
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_users_gradients_survive(inplace: bool) -> None:
     model = small_vit()
     model(images(2)).sum().backward()
     before = portrait(model)
-    adapter = make("tent", model=model)
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    adapter = make("tent", model=model, inplace=inplace)
     adapter(images(4))
+    adapter.unwrap()
     assert_same(before, portrait(model))
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        assert (parameter.grad is None) == (grad is None)
+        assert grad is None or torch.equal(parameter.grad, grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["tent", "moetta"])
+def test_a_layer_of_two_names_is_replaced_under_both(method: str) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3)
+            self.first = nn.BatchNorm2d(4)
+            self.second = self.first
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.second(self.first(self.stem(x)).relu()).mean((2, 3)))
+
+    model = Twice()
+    adapter = moetta.adapt(
+        model, method, inplace=True, **({"frozen": ""} if method == "moetta" else {})
+    )
+    assert model.first is model.second
+    assert type(model.first) is not nn.BatchNorm2d
+    adapter(images(4))
+    adapter.unwrap()
+    assert type(model.first) is nn.BatchNorm2d
+    assert model.first is model.second
 
 
 @every

@@ -125,16 +125,6 @@ def test_missing_weights_say_how_to_make_them(tmp_path, monkeypatch):
         sources.load("cifar-vit")
 
 
-def test_an_unknown_name_gets_the_list():
+def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ValueError, match="digits-vit"):
-        sources.card("vit")
-
-
-def test_tuned_settings_are_fields_of_their_method():
-    import moetta
-
-    for name in NAMES:
-        for method in ("tent", "moetta"):
-            moetta.adapt(sources.load(name), method, **sources.tuned(name, method))
-    with pytest.raises(ValueError, match="no source model"):
-        sources.tuned("nobody", "tent")
+        sources.card("digit-vit")

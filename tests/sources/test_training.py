@@ -9,7 +9,7 @@ from moetta.data import UnreadableImage
 from moetta.data.datasets import CIFAR10_CLASSES
 from moetta.sources import TrainSource, train
 from moetta.sources.making import training_batches
-from moetta.sources.recipes import RECIPES, Augment, ViTShape, recipe
+from moetta.sources.recipes import RECIPES, Augment, ViTShape
 from moetta.sources.training import Trainer, augment, epochs, learning_rate
 
 TINY = replace(
@@ -40,15 +40,17 @@ def test_training_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_resumed_training_ends_exactly_as_an_unbroken_one(tmp_path):
-    batches = training_batches(TINY, None)
-    unbroken = Trainer(TINY)
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_resumed_training_ends_exactly_as_an_unbroken_one(tmp_path, optimiser):
+    made_by = replace(TINY, optimiser=optimiser)
+    batches = training_batches(made_by, None)
+    unbroken = Trainer(made_by)
     unbroken.fit(batches, None)
-    first = Trainer(TINY)
+    first = Trainer(made_by)
     for _ in range(3):
         first.advance(batches)
     first.save(tmp_path / "checkpoint.safetensors")
-    second = Trainer(TINY)
+    second = Trainer(made_by)
     second.load(tmp_path / "checkpoint.safetensors")
     assert second.step == 3
     second.fit(batches, None)
@@ -165,7 +167,3 @@ class TestPhotos:
         self.refused(folder, ValueError, "expected 20 images.*found 19")
         (folder / "test").rename(folder / "tests")
         self.refused(folder, FileNotFoundError, "expected test/<class>")
-
-
-def test_recipes_are_found_by_name():
-    assert recipe("digits-vit").name == "digits-vit"

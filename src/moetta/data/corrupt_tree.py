@@ -27,17 +27,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2.functional import center_crop, pil_to_tensor, resize
 
 from moetta.data.corruptions import CLASSICAL, MIN_SIDE, check_name, corrupt
 from moetta.data.corruptions.textures import check_folder
 from moetta.data.domains import UnreadableImage
 from moetta.data.images import INCOMPLETE, read_rgb
+from moetta.state import write_atomically
 
-EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"))
 SETTINGS_FILE = ".moetta-corrupt.json"
-_PART = ".part"
-_LEFTOVER = re.compile(r"\..+\.JPEG\.\d+\.part")  # as _replace names them
+_LEFTOVER = re.compile(r"\..+\.JPEG\.\w+\.tmp")  # as write_atomically names them
 _LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
@@ -161,10 +161,10 @@ def find_images(src: Path) -> list[str]:
         found += [
             (here / name).as_posix()
             for name in sorted(files)
-            if Path(name).suffix.lower() in EXTENSIONS
+            if Path(name).suffix.lower() in IMG_EXTENSIONS
         ]
     if not found:
-        raise ValueError(f"{src} holds no image ({', '.join(sorted(EXTENSIONS))})")
+        raise ValueError(f"{src} holds no image ({', '.join(sorted(IMG_EXTENSIONS))})")
     return found
 
 
@@ -218,14 +218,14 @@ def _claim(options: CorruptOptions, images: Sequence[str]) -> None:
                 "use the same ones to continue, or choose another target"
             )
     else:
-        _replace(path, json.dumps(wanted, indent=1).encode())
+        write_atomically(path, json.dumps(wanted, indent=1).encode())
 
 
 def _begin(folder: Path) -> None:
     """Mark a folder as incomplete, and clear what a killed run left half-written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INCOMPLETE).write_text("moetta corrupt has not finished here; run it again.\n")
-    for path in folder.rglob(f".*{_PART}"):
+    for path in folder.rglob(".*.tmp"):
         if _LEFTOVER.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
@@ -292,7 +292,7 @@ def _corrupt_image(task: _Task) -> _Result:
         picture = Image.fromarray(out[0].permute(1, 2, 0).contiguous().numpy())
         picture.save(buffer, "JPEG", quality=options.quality, optimize=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, buffer.getvalue())
+        write_atomically(target, buffer.getvalue(), sync=False)
     return _Result(task.relative, written=len(wanted), present=present)
 
 
@@ -306,17 +306,6 @@ def _load(path: Path, size: int) -> Tensor:
             f"{path} has {image.width} x {image.height} pixels, {MIN_SIDE} are the least"
         )
     return pil_to_tensor(image)[None]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or absent, whenever the process is killed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 class _Meter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from moetta.config import nearest
 from moetta.data.datasets import image_folder
 from moetta.data.domains import Domain
 from moetta.data.images import subfolders
@@ -163,7 +163,7 @@ def _sizes(
     samples = min(m / s for m, s in zip(most, shares, strict=True))
     if limit is not None:
         samples = min(samples, limit)
-    sizes = [round(s * samples) for s in shares]
+    sizes = _parts(shares, int(samples + 1e-9))
     for entry, size in zip(entries, sizes, strict=True):
         if size < 1:
             raise ValueError(
@@ -171,6 +171,19 @@ def _sizes(
                 f"stream of {int(samples)}"
             )
     return sizes
+
+
+def _parts(shares: Sequence[float], whole: int) -> list[int]:
+    """Whole numbers in these proportions that sum to ``whole``.
+
+    >>> _parts([1 / 3, 1 / 3, 1 / 3], 10)
+    [4, 3, 3]
+    """
+    parts = [int(share * whole + 1e-9) for share in shares]
+    rest = sorted(range(len(parts)), key=lambda i: parts[i] - shares[i] * whole)
+    for i in rest[: whole - sum(parts)]:
+        parts[i] += 1
+    return parts
 
 
 def _draw(domain: Domain, size: int, seed: int) -> Domain:
@@ -182,8 +195,6 @@ def _draw(domain: Domain, size: int, seed: int) -> Domain:
 def _check(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=2)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ValueError(f"{where}: unknown key {key!r}; {hint}Known: {', '.join(known)}")
+            raise ValueError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
         if not isinstance(value, known[key]) or isinstance(value, bool):
             raise ValueError(f"{where}: {key} has the wrong type, {type(value).__name__}")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from moetta.config import nearest
 from moetta.data.corruptions import CLASSICAL, EXTRA
 from moetta.data.datasets import (
     IMAGENET,
@@ -84,7 +85,7 @@ def stream(
         ValueError: If the name or an option is not known, or the preprocessing does not fit.
     """
     if name not in STREAMS:
-        raise ValueError(f"unknown stream {name!r}; known: {', '.join(STREAMS)}")
+        raise ValueError(f"unknown stream {name!r}; {nearest(name, STREAMS)}")
     for key in ("normalise", "size", "interpolation", "preprocessing"):
         if key in options:
             raise ValueError(f"{key} follows from the preprocessing; use preprocess= instead")

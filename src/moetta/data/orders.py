@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from moetta.config import nearest
 
 
 class Order(Protocol):
@@ -171,9 +172,7 @@ def make_order(order: str | Order, **options: Any) -> Order:
     if not isinstance(order, str):
         return order
     if order not in ORDERS:
-        near = difflib.get_close_matches(order, ORDERS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown order {order!r}{hint} Known orders: {', '.join(ORDERS)}")
+        raise ValueError(f"unknown order {order!r}; {nearest(order, ORDERS)}")
     try:
         made: Order = ORDERS[order](**options)
     except TypeError as error:

@@ -63,7 +63,7 @@ class BECoTTA(Adapter):
         """Put a mixture behind every block."""
         config = self.config
         self._seed = torch.zeros((), dtype=torch.int64)  # one for all layers; set at each step
-        start = torch.Generator().manual_seed(self.generator(1).initial_seed())
+        start = self.generator(1, device="cpu")
         self.mixtures: dict[str, BottleneckMixture] = {}
         for index, block in enumerate(find_blocks(self.network)):
             layer = BottleneckMixture(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,12 @@ from moetta.inputs import Inputs
 from moetta.methods.norm_affine import SGDConfig
 from moetta.methods.registry import register
 from moetta.nn.norms import BatchStatNorm, describe
+
+UNSAID = (
+    "cotta augments un-normalised pixels, but this model does not say how its inputs are "
+    "normalised: pass mean= and std= (one number a channel), or threshold=0 to do without "
+    "augmentation"
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,10 @@ class CoTTA(Adapter):
         # What is not trained is the same in all three, so the teacher keeps the trained only.
         for name, parameter in chosen:
             self.running[f"teacher.{name}"] = parameter.detach().clone()
+        if self.config.threshold > 0 and None in self._normalisation()[:2]:
+            # An uncertain batch may come late, and would end the run.
+            unsure = f"once the mean confidence in a batch falls below {self.config.threshold}, "
+            warnings.warn(unsure + UNSAID, stacklevel=4)
 
     def _teacher(self) -> list[Tensor]:
         values = [self.running[f"teacher.{name}"] for name in self.trained]
@@ -132,19 +144,19 @@ class CoTTA(Adapter):
             total = total + inputs.with_images(view).logits(self.model)
         return torch.as_tensor(total) / self.config.augmentations
 
+    def _normalisation(self) -> tuple[Any, Any, str]:
+        """Mean and standard deviation that the pixels were normalised by, and who says so."""
+        if self.config.mean is not None:
+            return self.config.mean, self.config.std, "mean= and std= give"
+        own = getattr(self.network, "pretrained_cfg", None)
+        own = own or getattr(self.network, "default_cfg", None) or {}
+        return own.get("mean"), own.get("std"), "the model's configuration gives"
+
     def _pixel_scale(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """How the pixels were normalised."""
-        mean, std, said = self.config.mean, self.config.std, "mean= and std= give"
-        if mean is None:
-            own = getattr(self.network, "pretrained_cfg", None)
-            own = own or getattr(self.network, "default_cfg", None) or {}
-            mean, std, said = own.get("mean"), own.get("std"), "the model's configuration gives"
+        """How the pixels were normalised, in a form to compute with."""
+        mean, std, said = self._normalisation()
         if mean is None or std is None:
-            raise ValueError(
-                "cotta augments un-normalised pixels, but this model does not say how its inputs "
-                "are normalised: pass mean= and std= (one number a channel), or threshold=0 to do "
-                "without augmentation"
-            )
+            raise ValueError(UNSAID)
         channels = images.shape[1]
         if {len(mean), len(std)} - {1, channels}:
             raise ValueError(
@@ -165,8 +177,7 @@ class CoTTA(Adapter):
         """Set a random few of the student's numbers back to the source's."""
         parameters = list(self.trained.values())
         ends = torch.tensor([p.numel() for p in parameters]).cumsum(0)
-        # Drawn on the CPU, which makes the choice the same on every device.
-        generator = torch.Generator().manual_seed(self.generator(1).initial_seed())
+        generator = self.generator(1, device="cpu")
         chosen = bernoulli_positions(int(ends[-1]), self.config.restore, generator)
         cuts = torch.searchsorted(chosen, ends).tolist()
         for parameter, value, low, high, end in zip(

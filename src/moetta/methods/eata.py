@@ -114,7 +114,7 @@ class EATA(NormAffineAdapter):
             else self.descend(torch.stack([*losses.values()]).sum())
         )
         if not skipped:
-            fresh = masked_mean_rows(probabilities, selected)
+            fresh = probabilities[selected].mean(0)
             keep = config.decay
             self.running["probability"] = (
                 fresh if average is None else keep * average + (1 - keep) * fresh
@@ -137,11 +137,6 @@ class EATA(NormAffineAdapter):
             assert fisher is not None
             total = total + (fisher * (parameter - self._anchors[name]) ** 2).sum()
         return total
-
-
-def masked_mean_rows(rows: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the rows that ``mask`` keeps."""
-    return rows[mask].mean(0)
 
 
 register("eata", EATAConfig, EATA, "reliable and non-redundant samples, Fisher-regularised")

@@ -70,6 +70,7 @@ class MGTTA(NormAffineAdapter):
     """
 
     needs_source = True
+    held_in_state = ("mgg",)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> None:
         """The generator takes its place."""
@@ -94,7 +95,8 @@ class MGTTA(NormAffineAdapter):
     def use(self, mgg: MGG) -> None:
         """Start afresh with this generator."""
         self._mgg = mgg.to(self.device)
-        # The generator is part of the state: what is saved goes on as it was, here or elsewhere.
+        # The generator is part of the state: what is saved goes on with it, whatever file an
+        # adapter elsewhere began with.
         self.running.update({f"mgg.{k}": v.detach() for k, v in self._mgg.state_dict().items()})
         count = sum(p.numel() for p in self.trained.values())
         weight, bias = (t.detach().clone() for t in self._mgg.start(count))

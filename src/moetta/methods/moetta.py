@@ -18,6 +18,8 @@ from moetta.methods.registry import register
 from moetta.nn.moe import MoENorm, Routing, balance_loss, with_experts
 from moetta.nn.norms import Norm, find_norms, parse_indices
 
+NOTHING_SELECTED = "no sample selected"
+
 
 @dataclass(frozen=True)
 class MoETTAConfig(SGDConfig):
@@ -102,10 +104,12 @@ def indexed_norms(network: nn.Module, channels_first: bool = False) -> list[Norm
 
 def default_frozen(network: nn.Module, count: int) -> set[int]:
     """The layers that the paper leaves alone: the first ones, by architecture."""
-    mixed = any(norm.channels_first for norm in find_norms(network))
-    if mixed:  # ConvNeXt: 4 of ConvNeXt-B's 36
+    norms = find_norms(network)
+    if any(norm.channels_first for norm in norms):  # ConvNeXt: 4 of ConvNeXt-B's 36
         return set(range(min(max(1, count // 9), count - 1)))
-    return set(range(15 if count == 49 else min(1, count - 1)))  # ViT-L has 49
+    # A ViT-L has two in each of 24 blocks and one after them; some have another before them.
+    large = count in (49, 50) and all(norm.kind == "layer" for norm in norms)
+    return set(range(15 if large else min(1, count - 1)))
 
 
 class MoETTA(Adapter):
@@ -138,7 +142,7 @@ class MoETTA(Adapter):
                 trained += self._install(norm, generator)
         self.optimizer = config.sgd(self.train(trained))
         self.running |= {"threshold": None, "entropy": None, "batches": None}
-        if config.routing == "batch" and config.batch_balance == "window":
+        if self.layers and config.routing == "batch" and config.batch_balance == "window":
             self.running["choices"] = None
 
     def _install(
@@ -174,7 +178,11 @@ class MoETTA(Adapter):
         return every - idle
 
     def learn(self, inputs: Inputs) -> Step:
-        """One step down the weighted entropy of reliable samples plus the balance loss."""
+        """One step down the weighted entropy of reliable samples plus the balance loss.
+
+        Where no sample is reliable, the balance loss and the momentum of earlier steps are all that
+        moves; without balancing, nothing does.
+        """
         try:
             return self._step(inputs)
         finally:
@@ -197,9 +205,12 @@ class MoETTA(Adapter):
         if routings:
             total, running["choices"] = self._balance(list(routings.values()))
             losses["balance"] = config.balance * threshold * total
-        skipped = self.descend(torch.stack([*losses.values()]).sum())
-        if not skipped:
-            self.running |= {name: running[name] for name in self.running}
+        if selected.any() or (routings and config.balance):
+            skipped = self.descend(torch.stack([*losses.values()]).sum())
+        else:
+            skipped = NOTHING_SELECTED
+        if skipped in (None, NOTHING_SELECTED):  # such a batch counts in the running averages too
+            self.running |= {name: running[name] for name in self.running if name in running}
         return Step(
             logits,
             forwards=len(inputs),

@@ -122,7 +122,12 @@ class SAR(NormAffineAdapter):
             step.logits, step.entropy = sharp_logits, sharp
         step.losses["sharp"] = sharp_loss
         if sharp_grads is None:
-            step.skipped = "no sample selected at the perturbed weights"
+            empty = not second.any()
+            step.skipped = (
+                "no sample selected at the perturbed weights"
+                if empty
+                else "non-finite loss or gradient at the perturbed weights"
+            )
             return step
         step.backwards += int(second.sum())
         self.apply(sharp_grads)

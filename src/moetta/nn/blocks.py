@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from moetta.nn.norms import describe
+from moetta.nn.norms import describe, listed
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -53,7 +53,7 @@ def find_blocks(network: nn.Module) -> list[Block]:
         raise ValueError(
             "the model has no repeated blocks (modules of one class in an nn.Sequential or "
             "nn.ModuleList, with a norm layer and two linear or convolution layers each), which "
-            "this method needs"
+            f"this method needs; found {listed(network)}"
         )
     return [_describe(name, candidates[name]) for name in inner]
 

@@ -99,7 +99,12 @@ class MoENorm(nn.Module):
         """Choose experts for mean tokens [B, D]; a follower repeats its leader's choice."""
         if self._leader:
             routing = self._leader[0].last
-            assert routing is not None, "the leading layer has not run"
+            if routing is None:
+                raise ValueError(
+                    "the first norm layer, whose router all layers follow, had not run when "
+                    "another did: this model calls its layers in another order; use "
+                    'router_scope="layer"'
+                )
             return routing
         assert self.router is not None
         with torch.autocast(token_mean.device.type, enabled=False):

@@ -64,6 +64,16 @@ def _is_channels_first(norm: nn.LayerNorm) -> bool:
         return False
 
 
+def listed(network: nn.Module) -> str:
+    """The kinds of layers a network has, the most frequent first.
+
+    >>> listed(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    '2 Linear, 1 ReLU'
+    """
+    kinds = Counter(type(m).__name__ for m in network.modules() if not list(m.children()))
+    return ", ".join(f"{count} {name}" for name, count in kinds.most_common(8)) or "no layers"
+
+
 def find_norms(network: nn.Module) -> list[Norm]:
     """All trainable norm layers, in the order of `named_modules`.
 
@@ -72,11 +82,9 @@ def find_norms(network: nn.Module) -> list[Norm]:
     """
     norms = [norm for item in network.named_modules() if (norm := describe(*item))]
     if not norms:
-        kinds = Counter(type(m).__name__ for m in network.modules() if not list(m.children()))
-        found = ", ".join(f"{count} {name}" for name, count in kinds.most_common(8)) or "no layers"
         raise ValueError(
             "the model has no LayerNorm, GroupNorm or BatchNorm with trainable scale and shift, "
-            f"which this method needs; found {found}"
+            f"which this method needs; found {listed(network)}"
         )
     return norms
 

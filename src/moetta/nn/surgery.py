@@ -37,7 +37,7 @@ class Surgery:
         self._fingerprint: str | None = None
         self._replaced: list[tuple[str, nn.Module]] = []
         self._switched: list[tuple[nn.Module, str, Any]] = []
-        self._flags = [(p, p.requires_grad) for p in self.network.parameters()]
+        self._flags = [(p, p.requires_grad, p.grad) for p in self.network.parameters()]
         self._modes = [(m, m.training) for m in self.network.modules()]
         # Dropout would make predictions random; batch statistics do not need train().
         self.network.eval().requires_grad_(False)
@@ -57,11 +57,13 @@ class Surgery:
                 parameter.data = parameter.data.clone()
 
     def replace(self, name: str, new: nn.Module) -> None:
-        """Put ``new`` where the module ``name`` is."""
+        """Put ``new`` wherever the module ``name`` is: it may have other names too."""
         old = self.network.get_submodule(name)
         new.train(old.training)
-        self._put(name, new)
-        self._replaced.append((name, old))
+        everywhere = self.network.named_modules(remove_duplicate=False)
+        for place in [place for place, module in everywhere if module is old]:
+            self._put(place, new)
+            self._replaced.append((place, old))
 
     def _put(self, name: str, module: nn.Module) -> None:
         parent, _, leaf = name.rpartition(".")
@@ -98,9 +100,9 @@ class Surgery:
             with torch.no_grad():
                 for name, tensor in self.network.state_dict(keep_vars=True).items():
                     tensor.copy_(self.source[name])
-            for parameter, flag in self._flags:
+            for parameter, flag, grad in self._flags:
                 parameter.requires_grad_(flag)
-                parameter.grad = None
+                parameter.grad = grad
             for module, mode in self._modes:
                 module.training = mode
             for module, name, value in self._switched:
@@ -110,7 +112,8 @@ class Surgery:
 
     def detached_copy(self) -> nn.Module:
         """A full, frozen copy of the network as it is now."""
-        return copy.deepcopy(self.network).requires_grad_(False)
+        with torch.inference_mode(False):  # the copy may be adapted or trained later
+            return copy.deepcopy(self.network).requires_grad_(False)
 
     def fingerprint(self) -> str:
         """SHA-256 of the source tensors with names, types and shapes; computed once, on demand."""

@@ -6,15 +6,24 @@ file and the recipe it came from can be compared field by field (see :mod:`moett
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from timm.layers import LayerNorm2d
 from timm.models.convnext import ConvNeXt
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+
+from moetta.config import nearest
+
+
+def _stem_layers(in_chans: int, widths: Sequence[int], convs: int) -> list[tuple[int, int, int]]:
+    """Channels in and out and the stride of each convolution; the first at a size halves it."""
+    channels = [in_chans, *(width for width in widths for _ in range(convs))]
+    return [(a, b, 1 if i % convs else 2) for i, (a, b) in enumerate(pairwise(channels))]
 
 
 class ConvStem(nn.Module):
@@ -52,14 +61,12 @@ class ConvStem(nn.Module):
                 f"a stem for patches of {patch_size} has {stages} widths, the last of them "
                 f"{embed_dim}, not {widths}"
             )
-        strides = [1 if i % convs else 2 for i in range(stages * convs)]
-        channels = [in_chans, *(width for width in widths for _ in range(convs))]
+        layers = _stem_layers(in_chans, widths, convs)
         self.proj = nn.ModuleList(
-            nn.Conv2d(width, out, 3, stride=stride, padding=1)
-            for (width, out), stride in zip(pairwise(channels), strides, strict=True)
+            nn.Conv2d(width, out, 3, stride=stride, padding=1) for width, out, stride in layers
         )
         norm = nn.LayerNorm if normed else nn.Identity
-        self.norms = nn.ModuleList(norm(width) for width in channels[1:])
+        self.norms = nn.ModuleList(norm(out) for _, out, _ in layers)
 
     def feat_ratio(self) -> tuple[int, int]:
         """How many pixels a token spans (timm asks for it)."""
@@ -114,13 +121,18 @@ class ViTShape:
 class ConvNeXtShape:
     """A small timm ``ConvNeXt`` (channels-last blocks) with a stem for 32-pixel images.
 
-    The stem is a 3 x 3 convolution of stride 2, or non-overlapping patches of 4 pixels.
+    The stem is a 3 x 3 convolution of stride 2, or non-overlapping patches of 4 pixels, or, given
+    ``stem_widths``, 3 x 3 convolutions that halve the image step by step.
     """
 
     dims: tuple[int, int, int, int] = (40, 80, 160, 256)
     depths: tuple[int, int, int, int] = (1, 2, 2, 1)
     kernel: int = 7
     stem_stride: int = 2
+    stem_widths: tuple[int, ...] = ()
+    """Channels at each size of a stem of several convolutions; the last is ``dims[0]``."""
+    stem_convs: int = 1
+    """Convolutions at each size of such a stem."""
     layer_scale: float = 0.1
     drop_path: float = 0.0
     image: int = 32
@@ -136,13 +148,25 @@ class ConvNeXtShape:
             drop_path_rate=self.drop_path,
             conv_mlp=False,
         )
+        model.stem = self._convolutions() if self.stem_widths else self._patches()
+        return model
+
+    def _patches(self) -> nn.Sequential:
         kernel = max(3, self.stem_stride)
         padding = (kernel - self.stem_stride + 1) // 2
-        model.stem = nn.Sequential(
+        return nn.Sequential(
             nn.Conv2d(3, self.dims[0], kernel, stride=self.stem_stride, padding=padding),
             LayerNorm2d(self.dims[0]),
         )
-        return model
+
+    def _convolutions(self) -> nn.Sequential:
+        if self.stem_widths[-1] != self.dims[0]:
+            raise ValueError(f"the stem ends in {self.dims[0]} channels, not {self.stem_widths}")
+        layers: list[nn.Module] = []
+        for width, out, stride in _stem_layers(3, self.stem_widths, self.stem_convs):
+            layers += [nn.GELU()] if layers else []
+            layers += [nn.Conv2d(width, out, 3, stride=stride, padding=1), LayerNorm2d(out)]
+        return nn.Sequential(*layers)
 
 
 @dataclass(frozen=True)
@@ -178,6 +202,8 @@ class Recipe:
     std: tuple[float, float, float]
     steps: int
     batch_size: int = 100
+    optimiser: Literal["adamw", "muon"] = "adamw"
+    """``"muon"``: Muon for the weight matrices, AdamW for the rest, at one learning rate."""
     lr: float = 2e-3
     weight_decay: float = 0.05
     warmup: float = 0.05
@@ -190,10 +216,6 @@ class Recipe:
     among a hundred is seen rarely, its digits often, and a ViT then starts to learn far sooner."""
     seed: int = 0
     augment: Augment = field(default_factory=Augment)
-
-    def shortened(self, steps: int) -> Recipe:
-        """The same recipe with fewer steps."""
-        return replace(self, steps=steps)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a JSON card; tuples become lists, as JSON would make them."""
@@ -267,5 +289,5 @@ RECIPES: dict[str, Recipe] = {
 def recipe(name: str) -> Recipe:
     """The recipe called ``name``."""
     if name not in RECIPES:
-        raise ValueError(f"no source model is called {name!r}; there are {', '.join(RECIPES)}")
+        raise ValueError(f"no source model is called {name!r}; {nearest(name, RECIPES)}")
     return RECIPES[name]

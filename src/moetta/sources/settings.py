@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from moetta.methods.registry import find
 from moetta.sources.recipes import recipe
 
 
@@ -22,4 +23,5 @@ def tuned(model: str, method: str) -> dict[str, Any]:
     contains.
     """
     recipe(model)
+    find(method)
     return dict(_table().get(model, {}).get(method, {}))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from moetta.sources.muon import Muon, is_matrix
 from moetta.sources.recipes import Augment, Recipe
 from moetta.state import read_safetensors, write_atomically
 
@@ -90,8 +91,27 @@ def objective(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     return loss
 
 
+def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW for all parameters, or Muon for the matrices and AdamW for the others.
+
+    Only parameters with more than one dimension decay.
+    """
+    matrices: dict[str, nn.Parameter] = {}
+    if recipe.optimiser == "muon":
+        matrices = {k: p for k, p in model.named_parameters() if is_matrix(k, p)}
+    others = [p for k, p in model.named_parameters() if k not in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in others if p.ndim <= 1]},
+    ]
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=0.0)]
+    if matrices:
+        found.append(Muon(matrices.values(), recipe.lr, recipe.weight_decay))
+    return found
+
+
 class Trainer:
-    """The state of one training: network, its moving average, optimiser, step and losses."""
+    """The state of one training: network, its moving average, optimisers, step and losses."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -99,13 +119,7 @@ class Trainer:
             torch.manual_seed(recipe.seed)
             self.model = recipe.shape.build(recipe.classes)
         self.average = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        decayed = [p for p in self.model.parameters() if p.ndim > 1]
-        plain = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": recipe.weight_decay},
-            {"params": plain},
-        ]
-        self.optimiser = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=0.0)
+        self.optimisers = optimisers(self.model, recipe)
         self.step = 0
         self.first_losses: list[float] = []
 
@@ -114,17 +128,19 @@ class Trainer:
         recipe, seed = self.recipe, step_seed(self.recipe.seed, self.step)
         images, labels = batches(self.step)
         images = augment(images, recipe.augment, torch.Generator().manual_seed(seed))
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(recipe, self.step)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate(recipe, self.step)
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # drop-path draws from the global generator
             logits = self.model(normalise(images, recipe))
         loss = objective(logits, labels, recipe)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
         self.step += 1
         decay = min(recipe.ema, self.step / (self.step + 10))
         with torch.no_grad():
@@ -138,8 +154,9 @@ class Trainer:
         """Writes a checkpoint, atomically."""
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         tensors |= {f"average/{k}": v for k, v in self.average.items()}
-        for i, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser/{i}/{k}": torch.as_tensor(v) for k, v in state.items()}
+        for o, optimiser in enumerate(self.optimisers):
+            for i, state in optimiser.state_dict()["state"].items():
+                tensors |= {f"optimiser/{o}/{i}/{k}": torch.as_tensor(v) for k, v in state.items()}
         tensors["first_losses"] = torch.tensor(self.first_losses, dtype=torch.float64)
         tensors = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
         meta = {"step": str(self.step), "recipe": repr(self.recipe)}
@@ -155,17 +172,18 @@ class Trainer:
         self.step = int(meta["step"])
         self.first_losses = tensors.pop("first_losses").tolist()
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}}
-        state: dict[int, dict[str, Tensor]] = {}
+        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.optimisers]
         for key, value in tensors.items():
             kind, rest = key.split("/", 1)
             if kind == "optimiser":
-                index, name = rest.split("/")
-                state.setdefault(int(index), {})[name] = value
+                which, index, name = rest.split("/")
+                states[int(which)].setdefault(int(index), {})[name] = value
             else:
                 groups[kind][rest] = value
         self.model.load_state_dict(groups["model"])
         self.average = groups["average"]
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        for optimiser, state in zip(self.optimisers, states, strict=True):
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
     def fit(self, batches: Batches, checkpoint: Path | None, report: Report | None = None) -> None:
         """Runs to the recipe's last step, saving a checkpoint every minute."""
@@ -177,14 +195,6 @@ class Trainer:
             if checkpoint and (time.monotonic() - saved > 60 or self.step == self.recipe.steps):
                 self.save(checkpoint)
                 saved = time.monotonic()
-
-
-def averaged(trainer: Trainer) -> nn.Module:
-    """The network with its moving-average weights, in eval mode."""
-    with torch.random.fork_rng(devices=[]):
-        model = trainer.recipe.shape.build(trainer.recipe.classes)
-    model.load_state_dict(trainer.average)
-    return model.eval()
 
 
 def epochs(images: Tensor, labels: Tensor, batch_size: int, seed: int) -> Batches:

@@ -5,7 +5,6 @@ noisy = corrupt(images, "gaussian_noise", severity=3, index=range(len(images)))
 ```
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from moetta.config import nearest
 from moetta.data.corruptions import blur, digital, noise, spatter, textures, weather
 from moetta.data.corruptions.constants import ALL, CLASSICAL, EXTRA, PRESETS, Preset
 from moetta.data.corruptions.core import Job
@@ -57,9 +57,8 @@ def check_name(name: str) -> None:
         ValueError: With the names that come nearest.
     """
     if name not in _FUNCTIONS:
-        near = difflib.get_close_matches(str(name).lower().replace("-", "_"), ALL, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(ALL)}"
-        raise ValueError(f"unknown corruption {name!r}: {hint}")
+        hint = nearest(str(name).lower().replace("-", "_"), ALL)
+        raise ValueError(f"unknown corruption {name!r}; {hint}")
 
 
 @torch.no_grad()

@@ -78,7 +78,10 @@ class Streams:
         return _xorshift32_(x, scratch, 16)
 
     def uniform(self, n: int, draw: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """float32 [B, n], uniform in (low, high): 24 random bits each, never 0 or 1 itself."""
+        """float32 [B, n], uniform in (low, high]: 24 random bits each, never ``low`` itself.
+
+        Rounded to float32 the last of the 2^24 values is ``high``.
+        """
         unit = self.bits(n, draw).bitwise_and_(0xFFFFFF).to(torch.float32)
         scale = (high - low) / (1 << 24)
         return unit.mul_(scale).add_(low + 0.5 * scale)
@@ -96,4 +99,6 @@ class Streams:
 
     def integers(self, n: int, high: Tensor | int, draw: int = 0) -> Tensor:
         """int64 [B, n], uniform in 0 .. high-1 (high far below 2^24)."""
-        return (self.uniform(n, draw) * high).to(torch.int64)
+        found = (self.uniform(n, draw) * high).to(torch.int64)
+        # A uniform number may be 1 itself.
+        return torch.minimum(found, torch.as_tensor(high, device=found.device) - 1)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moetta.config import nearest
 from moetta.data.corruptions import CLASSICAL, EXTRA, corrupt
 from moetta.data.domains import Domain
 from moetta.data.embedded.compose import CLASSES, SIZE, photographs, scene
@@ -109,7 +110,7 @@ def domain(name: str, *, severity: int = 5) -> Domain:
 def domains(name: str, *, severity: int = 5) -> list[Domain]:
     """The domains of a stream: "classical", "potpourri", "potpourri+" or "validation"."""
     if name not in STREAMS:
-        raise ValueError(f"unknown stream {name!r}; the embedded ones are {', '.join(STREAMS)}")
+        raise ValueError(f"no embedded stream {name!r}; {nearest(name, STREAMS)}")
     return [domain(part, severity=severity) for part in STREAMS[name]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import warnings
@@ -11,8 +10,11 @@ from functools import cache
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
+
+from moetta.state import write_atomically
 
 Pictures = tuple[Tensor, Tensor]
 """Uint8 images [N, 3, H, W] and their labels [N]."""
@@ -48,13 +50,9 @@ def cached(name: str, make: Callable[[], Pictures]) -> Pictures:
         return stored["images"], stored["labels"]
     except (OSError, SafetensorError, KeyError):
         images, labels = make()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"images": images.contiguous(), "labels": labels}, temporary)
-        os.replace(temporary, path)
+        write_atomically(path, to_bytes({"images": images.contiguous(), "labels": labels}))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         warnings.warn(f"the pictures could not be cached: {error}", stacklevel=3)
     return images, labels
