@@ -11,10 +11,13 @@ import tyro
 from moetta import __version__
 from moetta.config import nearest
 
+BENCH_EXTRA = ("matplotlib", "polars", "scipy", "sklearn")
+"""What the bench extra brings; the library itself does without."""
+
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives; imported only when it is called, so that `--help` is instant."""
+    """Where a command lives; imported only when it is called."""
 
     module: str
     options: str
@@ -82,7 +85,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"moetta: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
     command = COMMANDS[name]
-    module = importlib.import_module(command.module)
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        if error.name not in BENCH_EXTRA:
+            raise
+        print(
+            f"moetta {name}: this command needs {error.name}, which is not installed; install "
+            "moetta with its bench extra: pip install 'moetta[bench]' (from a checkout: pip "
+            "install '.[bench]')",
+            file=sys.stderr,
+        )
+        return 1
     options = tyro.cli(getattr(module, command.options), prog=f"moetta {name}", args=rest)
     try:
         getattr(module, command.function)(options)

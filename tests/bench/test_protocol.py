@@ -79,6 +79,10 @@ def test_what_is_not_the_papers_is_said(tmp_path: Path) -> None:
         ({"mask": True}, "--mask has no effect"),
         ({"preprocess": "paper"}, "--preprocess has no effect"),
         ({"frost_folder": "frost"}, "--frost-folder has no effect"),
+        ({"partial": True}, "--partial has no effect"),
+        ({"size": 64}, "--size has no effect"),
+        ({"on_error": "skip"}, "--on-error skip has no effect"),
+        ({"normalise": ((0.5,) * 3, (0.5,) * 3)}, "--mean has no effect"),
         ({"on_error": "ignore"}, "on_error must be 'fail' or 'skip'"),
     ],
 )

@@ -143,6 +143,15 @@ def test_bad_input(
     assert not list(tmp_path.glob("out/*/summary.json"))
 
 
+def test_a_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['polars'] = None; from moetta.cli import main; main(['results'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("moetta results: this command needs polars")
+    assert "pip install 'moetta[bench]'" in done.stderr
+
+
 def test_models_and_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["models", "--json"]) == 0
     assert "digits-vit" in [row["model"] for row in json.loads(capsys.readouterr().out)]

@@ -171,6 +171,10 @@ def _check_effective(cell: Cell) -> None:
         ("severity", cell.severity != 5, own),
         ("frost-folder", cell.frost_folder is not None, embedded),
         ("preprocess", cell.preprocess != "model", embedded),
+        ("mean", cell.normalise is not None, embedded),
+        ("size", cell.size is not None, embedded),
+        ("partial", cell.partial, embedded),
+        ("on-error skip", cell.on_error == "skip", embedded),
     ):
         if given and without:
             kind = "a folder or mixture of your own" if own else f"the stream {cell.stream!r}"

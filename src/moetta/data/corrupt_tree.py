@@ -43,7 +43,7 @@ _LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """What `moetta corrupt` is asked to do."""
+    """Write corrupted copies of the images in SRC to DST, laid out as ImageNet-C."""
 
     src: tyro.conf.Positional[Path]
     """Folder of images, usually one folder a class."""

@@ -91,10 +91,14 @@ class Setting:
             remarks.append(f"only {self.common['limit']:,} images of each stream were used")
         if self.common.get("partial"):
             remarks.append("data sets may lack images")
+        generator = "MGTTA's generator is our own, trained on digits-vit."
         if not remarks:
-            return "Data sets and model names are the paper's; see the cards for hashes and counts."
+            return (
+                "Data sets and model names are the paper's; see the cards for hashes and counts. "
+                + generator
+            )
         text = "; ".join(remarks)
-        return f"{text[0].upper()}{text[1:]}: the paper's figures are for orientation."
+        return f"{text[0].upper()}{text[1:]}: the paper's figures are for orientation. {generator}"
 
 
 @dataclass(frozen=True)
