@@ -144,9 +144,7 @@ def test_bad_input(
 
 
 def test_a_missing_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['polars'] = None; from moetta.cli import main; main(['results'])"
-    )
+    code = "import sys; sys.modules['polars'] = None; import moetta.cli as c; c.main(['results'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.startswith("moetta results: this command needs polars")
     assert "pip install 'moetta[bench]'" in done.stderr
