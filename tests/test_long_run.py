@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +39,12 @@ def live_tensors() -> tuple[int, int]:
     return len(found), sum(t.numel() * t.element_size() for t in found)
 
 
+def resident() -> int:
+    """Bytes of memory that the process holds; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+
+
 def trials() -> Iterator[object]:
     for method in METHODS:
         yield pytest.param(method, STEPS if method in LONG else FEWER, id=method)
@@ -52,6 +60,7 @@ def test_neither_state_nor_memory_nor_work_grows(method: str, steps: int) -> Non
     sizes: dict[int, dict[str, tuple]] = {}
     objects: dict[int, int] = {}
     tensors: dict[int, tuple[int, int]] = {}
+    memory: dict[int, int] = {}
     operations: dict[int, int] = {}
     samples = 0
     for step, batch in enumerate(stream(steps), 1):
@@ -67,6 +76,7 @@ def test_neither_state_nor_memory_nor_work_grows(method: str, steps: int) -> Non
             objects[step] = sys.getallocatedblocks()
         if step in (EARLY, steps):
             gc.collect()
+            memory[step] = resident()
             tensors[step] = live_tensors()
             sizes[step] = {k: tuple(v.shape) for k, v in adapter.state_dict().items()}
     totals = adapter.totals
@@ -81,4 +91,6 @@ def test_neither_state_nor_memory_nor_work_grows(method: str, steps: int) -> Non
     # a step (CoTTA), after 5,000 hardly any. A report that is kept is four or more a step.
     allowed = 50 if steps == STEPS else 200
     assert objects[steps - 1] - objects[steps - 101] < allowed, "Python objects pile up"
+    # One kept batch a step would be 30 MB after 5,000.
+    assert memory[steps] - memory[EARLY] < 8e6
     assert_finite(adapter.state_dict())
