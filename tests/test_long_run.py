@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import resource
+import mmap
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def live_tensors() -> tuple[int, int]:
 def resident() -> int:
     """Bytes of memory that the process holds; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+    return int(statm.read_text().split()[1]) * mmap.PAGESIZE if statm.exists() else 0
 
 
 def trials() -> Iterator[object]:
