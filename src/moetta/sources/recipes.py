@@ -233,6 +233,8 @@ _CIFAR: dict[str, Any] = {
     "classes": 10,
     "mean": (0.4914, 0.4822, 0.4465),
     "std": (0.247, 0.2435, 0.2616),
+    "batch_size": 200,
+    "optimiser": "muon",
     "augment": Augment(
         flip=True, crop=4, cutout=8, brightness=0.15, contrast=0.25, saturation=0.25
     ),
@@ -266,7 +268,19 @@ RECIPES: dict[str, Recipe] = {
             steps=2_000,
             **_DIGITS,
         ),
-        Recipe(name="cifar-convnext", shape=ConvNeXtShape(drop_path=0.02), steps=8_000, **_CIFAR),
+        Recipe(
+            name="cifar-convnext",
+            shape=ConvNeXtShape(
+                dims=(96, 160, 224, 224),
+                depths=(2, 3, 1, 0),
+                kernel=5,
+                stem_widths=(48, 96),
+                stem_convs=2,
+            ),
+            steps=4_500,
+            lr=3e-3,
+            **_CIFAR,
+        ),
         Recipe(
             name="cifar-vit",
             shape=ViTShape(
@@ -278,8 +292,8 @@ RECIPES: dict[str, Recipe] = {
                 stem_convs=2,
                 stem_norm=True,
             ),
-            steps=8_000,
-            lr=1.5e-3,
+            steps=6_000,
+            lr=3e-3,
             **_CIFAR,
         ),
     )
