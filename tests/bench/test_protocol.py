@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -41,16 +41,13 @@ def test_a_gpus_run_is_not_a_cpus() -> None:
 
 
 def test_a_card_is_enough_to_run_the_cell_again() -> None:
-    cell = replace(
-        named("lr=0.01", lr=0.01),
-        normalise=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
-        severity=3,
-        seed=7,
-    )
+    cell = replace(named("lr=0.01", lr=0.01), severity=3, seed=7)
     made = prepare(cell)
     card = json.loads(json.dumps(made.card()))
     assert Cell.from_card(card) == cell
     assert prepare(Cell.from_card(card)).key == made.key
+    own = replace(cell, stream="photos", normalise=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
+    assert Cell.from_card(json.loads(json.dumps({"cell": asdict(own)}))) == own
 
 
 def test_a_model_made_for_other_pictures_is_refused_by_the_embedded_streams() -> None:
