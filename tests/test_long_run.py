@@ -87,8 +87,8 @@ def test_neither_state_nor_memory_nor_work_grows(method: str, steps: int) -> Non
     assert sizes[EARLY] == sizes[steps]
     assert tensors[EARLY] == tensors[steps]
     assert operations[EARLY] == operations[steps] > 0
-    # Python's and PyTorch's own caches fill and empty: up to a hundred objects more or less. A report
-    # that is kept is four or more a step.
+    # Python's and PyTorch's own caches fill and empty: up to a hundred objects more or less. A
+    # report that is kept is four or more a step.
     assert objects[steps - 1] - objects[steps - 101] < 200, "Python objects pile up"
     # One kept batch a step would be 30 MB after 5,000.
     assert memory[steps] - memory[EARLY] < 8e6
