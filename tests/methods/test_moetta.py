@@ -374,8 +374,13 @@ def test_layers_that_run_before_the_leading_router_are_told_of():
 
     model = Backwards(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.LayerNorm(8))
     adapter = moetta.adapt(model, "moetta", router_scope="model", frozen="")
+    before = adapter.state_dict()
     with pytest.raises(ValueError, match='use router_scope="layer"'):
         adapter(torch.randn(4, 8))
+    after = adapter.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert adapter.last is None
 
 
 def test_window_balance_counts_the_choices_made_so_far():
