@@ -17,11 +17,11 @@ import torch
 
 from moetta.data.embedded import COUNTS, HARD_SEED
 from moetta.data.embedded.compose import photographs
-from moetta.sources.making import training_batches
-from moetta.sources.recipes import RECIPES, ConvNeXtShape
-from moetta.sources.shipped import assemble
-from moetta.sources.training import Trainer, normalise
-from moetta.state import write_atomically
+from moetta.files import write_atomically
+from moetta.zoo.build import training_batches
+from moetta.zoo.recipes import RECIPES, ConvNeXtShape
+from moetta.zoo.shipped import assemble
+from moetta.zoo.training import Trainer, normalise
 
 TARGET = Path(__file__).parents[1] / "src" / "moetta" / "data" / "embedded" / "hard.json"
 JUDGE = replace(

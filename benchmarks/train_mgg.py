@@ -22,10 +22,10 @@ import tyro
 from torch import Tensor, nn
 
 import moetta
-from moetta import sources
+from moetta import zoo
 from moetta.data import embedded
+from moetta.files import write_atomically
 from moetta.methods.mgtta import MGG, pretrain
-from moetta.state import write_atomically
 
 WEIGHTS = Path(moetta.__file__).parent / "methods" / "weights"
 
@@ -54,7 +54,7 @@ class TrainMGG:
 def main(options: TrainMGG) -> None:
     """Train, choose, measure, write."""
     torch.set_num_threads(options.threads)
-    model = sources.load(options.model)
+    model = zoo.load(options.model)
     clean = embedded.source_images(2000)
     train, choose, test = _parts(options)
     losses: list[float] = []
@@ -81,7 +81,7 @@ def main(options: TrainMGG) -> None:
     mgg.save(target)
     card = {
         "recipe": {k: v for k, v in asdict(options).items() if k not in ("out", "threads")},
-        "source_model": {"name": options.model, "sha256": sources.card(options.model)["sha256"]},
+        "source_model": {"name": options.model, "sha256": zoo.card(options.model)["sha256"]},
         "sha256": hashlib.sha256(target.read_bytes()).hexdigest(),
         "loss": {"first_epoch": losses[0], "last_epoch": losses[-1]},
         "accuracy": {

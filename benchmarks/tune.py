@@ -6,7 +6,7 @@ of 25 to 49 norm layers alone, and the small models have too few to spare one.
 
 The choice is cautious, and the same for every method: a rate counts only if the next higher one was
 tried and does no harm (is not below noadapt), and of those within one standard error of the best
-the lowest is taken. It goes to ``src/moetta/sources/tuned.toml``. Finished trials are kept in a
+the lowest is taken. It goes to ``src/moetta/zoo/tuned.toml``. Finished trials are kept in a
 file, so an interrupted search continues where it stopped.
 
     python benchmarks/tune.py --models digits-vit digits-convnext
@@ -27,11 +27,11 @@ import tyro
 from rich.progress import track
 
 import moetta
-from moetta import sources
+from moetta import zoo
 from moetta.data import Stream, cifar10, corrupted, embedded
 from moetta.data.corruptions import EXTRA
+from moetta.files import write_atomically
 from moetta.methods import methods
-from moetta.state import write_atomically
 
 ROOT = Path(__file__).parents[1]
 HEADER = "# Written by benchmarks/tune.py from the validation streams.\n"
@@ -51,7 +51,7 @@ class Tune:
     data: Path | None = None
     """The folder of CIFAR-10, for its models."""
     trials: Path = ROOT / "benchmarks" / "results" / "tune.jsonl"
-    toml: Path = ROOT / "src" / "moetta" / "sources" / "tuned.toml"
+    toml: Path = ROOT / "src" / "moetta" / "zoo" / "tuned.toml"
     threads: int = 1
 
 
@@ -63,7 +63,7 @@ def candidates(method: str, options: Tune) -> list[dict[str, Any]]:
 
 def validation(model: str, options: Tune) -> tuple[Stream, torch.Tensor]:
     """A model's validation stream, and clean source pictures for the methods that need some."""
-    recipe = sources.recipe(model)
+    recipe = zoo.recipe(model)
     if recipe.data == "digits":
         stream = embedded.stream("validation", seed=options.seed, limit=options.limit)
         return stream, embedded.source_images(2000)
@@ -86,7 +86,7 @@ def validation(model: str, options: Tune) -> tuple[Stream, torch.Tensor]:
 def accuracy(model: str, method: str, fields: dict, stream: Stream, source: torch.Tensor) -> float:
     """Per cent of the stream predicted rightly."""
     needs = source if method in ("eata", "mgtta") else None
-    adapter = moetta.adapt(sources.load(model), method, source=needs, **fields)
+    adapter = moetta.adapt(zoo.load(model), method, source=needs, **fields)
     right = sum(int((adapter(b.images).argmax(1) == b.labels).sum()) for b in stream)
     return 100 * right / stream.samples
 
@@ -97,7 +97,7 @@ def search(options: Tune) -> list[dict]:
     lines = options.trials.read_text().splitlines() if options.trials.exists() else []
     done = [json.loads(line) for line in lines]
     for model in options.models:
-        weights = sources.card(model)["sha256"][:12]
+        weights = zoo.card(model)["sha256"][:12]
         wanted = [("noadapt", {})] + [
             (m, fields) for m in options.methods for fields in candidates(m, options)
         ]
@@ -115,7 +115,7 @@ def search(options: Tune) -> list[dict]:
             done.append({**key, "accuracy": round(score, 3), "samples": stream.samples})
             text = "".join(json.dumps(d) + "\n" for d in done)
             write_atomically(options.trials, text.encode())
-    current = {m: sources.card(m)["sha256"][:12] for m in sources.available()}
+    current = {m: zoo.card(m)["sha256"][:12] for m in zoo.available()}
     # Trials on another part of the stream, or of other weights, are kept on file but do not count.
     return [
         d

@@ -10,9 +10,10 @@ torch.Size([4, 10])
 import sys
 from typing import cast
 
-from moetta.adapter import Adapter
 from moetta.api import adapt
-from moetta.config import Config
+from moetta.core.adapter import Adapter
+from moetta.core.config import Config
+from moetta.core.step_report import StepReport, Totals
 from moetta.methods import Package
 from moetta.methods.becotta import BECoTTAConfig
 from moetta.methods.cotta import CoTTAConfig
@@ -23,7 +24,6 @@ from moetta.methods.moetta import MoETTAConfig
 from moetta.methods.noadapt import NoAdaptConfig
 from moetta.methods.sar import SARConfig
 from moetta.methods.tent import TentConfig
-from moetta.step_report import StepReport, Totals
 
 __version__ = "0.1.0"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from moetta.adapter import Adapter, Source
-from moetta.config import Config
+from moetta.core.adapter import Adapter, Source
+from moetta.core.config import Config
 from moetta.methods import find, of_config
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moetta import sources
+from moetta import zoo
 from moetta.bench.cell import Cell, grid, parse_overrides, settings
-from moetta.bench.published import PAPER_MODELS
+from moetta.paper.published import PAPER_MODELS
 
 CELL = Cell("moetta", "classical", "digits-vit")
 VIT = next(iter(PAPER_MODELS))
@@ -41,7 +41,7 @@ def test_the_seed_is_the_methods_too() -> None:
 
 
 def test_every_tuned_setting_is_valid() -> None:
-    for model in sources.RECIPES:
+    for model in zoo.RECIPES:
         for method in ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta"):
             settings(Cell(method, "classical", model))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moetta import StepReport
-from moetta.bench import writer
+from moetta.bench import run_folder
 from moetta.bench.meter import Meter, Scored, mean_cosine
 
 
@@ -41,7 +41,7 @@ def test_counts_by_domain_and_quarter() -> None:
     assert meter.counts[:, 0].tolist() == [[2, 2], [2, 1]]
     assert meter.counts[:, 3].tolist() == [[2, 1], [2, 1]]
     assert meter.counts[:, 1:3].sum() == 0
-    frame = writer.domains_frame(meter)
+    frame = run_folder.domains_frame(meter)
     assert frame.filter(pl.col("quarter") == 3)["correct"].to_list() == [1, 1]
 
 
@@ -63,7 +63,7 @@ def test_routing_counts_every_expert_even_if_unused() -> None:
     routing = {"one": torch.tensor([[0], [1], [1]]), "two": torch.tensor([[1], [1], [1]])}
     domains, labels = torch.tensor([0, 0, 1]), torch.zeros(3, dtype=torch.long)
     meter.add(Scored(3, domains, labels, torch.eye(3), report(3, routing=routing), 0.1))
-    frame = writer.experts_frame(meter, ["one", "two"])
+    frame = run_folder.experts_frame(meter, ["one", "two"])
     assert frame["count"].sum() == 6
     assert len(frame) == 4 * 2 * 2 * 3
     last = frame.filter((pl.col("step_bucket") == 3) & (pl.col("layer") == "one"))
@@ -76,7 +76,7 @@ def test_loss_terms_that_appear_late() -> None:
     zero = torch.zeros(1, dtype=torch.long)
     meter.add(Scored(0, zero, zero, torch.eye(2)[:1], report(1), 0.1))
     meter.add(Scored(1, zero, zero, torch.eye(2)[:1], report(1, losses={"x": 2.0}), 0.1))
-    assert writer.steps_frame(meter)["loss_x"].to_list() == [None, 2.0]
+    assert run_folder.steps_frame(meter)["loss_x"].to_list() == [None, 2.0]
 
 
 def test_state_survives() -> None:
@@ -109,7 +109,7 @@ def test_mean_cosine_leaves_out_unused_experts() -> None:
 def test_first_gain(ours: list[int], theirs: list[int | None], step: int | None) -> None:
     schema = {"step": pl.Int64, "correct": pl.Int64, "correct_noadapt": pl.Int64}
     columns = {"step": [0, 1, 2], "correct": ours, "correct_noadapt": theirs}
-    assert writer.first_gain(pl.DataFrame(columns, schema=schema)) == step
+    assert run_folder.first_gain(pl.DataFrame(columns, schema=schema)) == step
 
 
 def test_collapse_is_below_half_in_the_last_quarter() -> None:
@@ -119,6 +119,6 @@ def test_collapse_is_below_half_in_the_last_quarter() -> None:
         out[0, 3] = torch.tensor([100, ours, theirs])
         return out
 
-    assert writer.collapsed(paired(24, 50))
-    assert not writer.collapsed(paired(25, 50))
-    assert not writer.collapsed(torch.zeros(1, 4, 3, dtype=torch.int64))
+    assert run_folder.collapsed(paired(24, 50))
+    assert not run_folder.collapsed(paired(25, 50))
+    assert not run_folder.collapsed(torch.zeros(1, 4, 3, dtype=torch.int64))

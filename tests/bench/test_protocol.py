@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from moetta.bench import Cell
-from moetta.bench.experiments import Setting
+from moetta.bench.cell_run import run_cell
 from moetta.bench.protocol import prepare
-from moetta.bench.worker import run_cell
+from moetta.paper.experiments import Setting
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=32, batch_size=16, threads=1)
 

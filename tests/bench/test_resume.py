@@ -17,8 +17,8 @@ from polars.testing import assert_frame_equal
 from safetensors.torch import load_file
 
 from moetta.bench import Cell, run_grid
-from moetta.bench.display import Display
-from moetta.bench.worker import run_cell
+from moetta.bench.cell_run import run_cell
+from moetta.commands.display import Display
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=256, batch_size=16, threads=1)
 TIMES = ("seconds", "seconds_noadapt")
@@ -58,7 +58,7 @@ def assert_same(one: Path, other: Path) -> None:
 def test_a_run_in_progress_is_left_to_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("moetta.bench.worker.LOCK_SECONDS", 0.5)
+    monkeypatch.setattr("moetta.bench.cell_run.LOCK_SECONDS", 0.5)
     cell = replace(CELL, limit=64)
     first = run_cell(cell, tmp_path)
     next(first)
@@ -90,7 +90,7 @@ def test_stopped_between_batches(method: str, tmp_path: Path) -> None:
 SCRIPT = """
 import sys, torch
 from pathlib import Path
-from moetta.bench.worker import run_cell
+from moetta.bench.cell_run import run_cell
 from test_resume import CELL
 for news in run_cell(CELL, Path(sys.argv[1]), checkpoint_seconds=0.0):
     print(news.step, flush=True)

@@ -15,11 +15,20 @@ import pytest
 
 from moetta.bench import Cell, run_grid
 from moetta.bench.backends import Processes
-from moetta.bench.display import Display
-from moetta.bench.worker import Progress
+from moetta.bench.cell_run import Progress
+from moetta.commands.display import Display
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=64, batch_size=16, threads=1)
-RUN = [sys.executable, "-m", "moetta.cli", "run", "--model", CELL.model, "--stream", CELL.stream]
+RUN = [
+    sys.executable,
+    "-m",
+    "moetta.commands.main",
+    "run",
+    "--model",
+    CELL.model,
+    "--stream",
+    CELL.stream,
+]
 RUN += ["--batch-size", "4", "--threads", "1", "--workers", "2", "--json"]
 LONG = 600  # many processes that each import torch: minutes on a busy machine
 pytestmark = pytest.mark.timeout(900)

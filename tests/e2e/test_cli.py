@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from moetta.bench.cell import Cell
-from moetta.bench.doctor import Finding
-from moetta.cli import COMMANDS, main
+from moetta.commands.doctor import Finding
+from moetta.commands.main import COMMANDS, main
 
 TINY = Path(__file__).parents[1] / "bench"
 MODEL = "tiny_models:vit"
@@ -144,7 +144,8 @@ def test_bad_input(
 
 
 def test_a_missing_extra_is_named() -> None:
-    code = "import sys; sys.modules['polars'] = None; import moetta.cli as c; c.main(['results'])"
+    code = "import sys; sys.modules['polars'] = None\n"
+    code += "from moetta.commands.main import main; main(['results'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.startswith("moetta results: this command needs polars")
     assert "pip install 'moetta[bench]'" in done.stderr
@@ -162,8 +163,10 @@ def test_models_and_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 def test_doctor_shows_brackets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moetta.bench.doctor.PACKAGES", ("no-such-package",))
-    monkeypatch.setattr("moetta.bench.doctor._self_test", lambda: Finding("self-test", True, "[x]"))
+    monkeypatch.setattr("moetta.commands.doctor.PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(
+        "moetta.commands.doctor._self_test", lambda: Finding("self-test", True, "[x]")
+    )
     assert main(["doctor"]) == 0
     assert "pip install 'moetta[bench]'" in capsys.readouterr().out
 
@@ -184,13 +187,22 @@ def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.extend(cells)
         raise ValueError("seen enough")
 
-    monkeypatch.setattr("moetta.bench.options.run_grid", refuse)
+    monkeypatch.setattr("moetta.commands.options.run_grid", refuse)
     assert main(["demo", "--loaders", "2", "--threads", "3"]) == 1
     assert {(cell.loaders, cell.threads) for cell in seen} == {(2, 3)}
 
 
 def test_ctrl_c_stops_cleanly_and_resumes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "moetta.cli", "run", "--model", MODEL, "--method", "moetta"]
+    command = [
+        sys.executable,
+        "-m",
+        "moetta.commands.main",
+        "run",
+        "--model",
+        MODEL,
+        "--method",
+        "moetta",
+    ]
     command += ["--stream", "classical", "--limit", "1200", "--batch-size", "4", "--threads", "1"]
     command += ["--json", "--out", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(TINY)}

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from moetta.cli import main
+from moetta.commands.main import main
 from moetta.data import Preprocess, image_folder
 
 
@@ -27,7 +27,7 @@ def test_corrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--only", "fog", "contrast", "fog", "--severity", "5", "--size", "32"]
     command = ["corrupt", str(source), str(target), *options, "--workers", "1"]
     first = subprocess.run(
-        [sys.executable, "-m", "moetta.cli", *command],
+        [sys.executable, "-m", "moetta", *command],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

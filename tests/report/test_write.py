@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import moetta.report
-from moetta.cli import main
+from moetta.commands.main import main
 from moetta.report.figures import STYLES
 from report.synthetic_results import broken_runs, mixed_runs, nine_methods, write_run
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from moetta.bench.cell import Cell
-from moetta.bench.worker import Progress, run_cell
+from moetta.bench.cell_run import Progress, run_cell
 
 
 @dataclass(frozen=True)

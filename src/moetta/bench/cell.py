@@ -11,12 +11,13 @@ from typing import Any, get_type_hints
 
 import torch
 
-from moetta.config import Config, nearest, nearest_path
+from moetta.core.config import Config
 from moetta.data import STREAMS
 from moetta.data.datasets import to_download
 from moetta.data.embedded import STREAMS as EMBEDDED
 from moetta.methods import find
-from moetta.sources import RECIPES, tuned
+from moetta.suggest import nearest, nearest_path
+from moetta.zoo import RECIPES, tuned
 
 POTPOURRI = ("potpourri", "potpourri+")
 DEVICES = ("cpu", "cuda", "mps")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moetta import StepReport
-from moetta.adapter import Adapter
+from moetta.core.adapter import Adapter
 
 BINS = 15
 QUARTERS = 4

@@ -10,10 +10,10 @@ from pathlib import Path
 import timm
 from torch import nn
 
-from moetta import sources
-from moetta.bench.published import PAPER_MODELS
-from moetta.config import nearest
-from moetta.state import read_safetensors
+from moetta import zoo
+from moetta.files import read_safetensors
+from moetta.paper.published import PAPER_MODELS
+from moetta.suggest import nearest
 
 
 @lru_cache(maxsize=2)
@@ -34,8 +34,8 @@ def load_model(name: str, weights: str | None = None, device: str = "cpu") -> nn
         model = _from_function(name)
     elif Path(name).is_dir():
         model = _from_folder(Path(name))
-    elif name in sources.RECIPES:
-        model = sources.load(name)
+    elif name in zoo.RECIPES:
+        model = zoo.load(name)
     else:
         model = _from_timm(name, pretrained=weights is None)
     if weights is not None:
@@ -83,7 +83,7 @@ def _from_folder(folder: Path) -> nn.Module:
 def _from_timm(name: str, pretrained: bool) -> nn.Module:
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        known = [*sources.RECIPES, *PAPER_MODELS, *timm.list_models()]
+        known = [*zoo.RECIPES, *PAPER_MODELS, *timm.list_models()]
         raise ValueError(
             f"no model {name!r}; {nearest(name, known)} (or module:function, or a Hugging Face "
             "folder; `moetta models` lists what there is)"

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import moetta
-from moetta.adapter import Adapter
 from moetta.bench.cell import Cell, is_named, settings
 from moetta.bench.models import load_model
-from moetta.config import Config
+from moetta.core.adapter import Adapter
+from moetta.core.config import Config
 from moetta.data import (
     Domain,
     Preprocess,
@@ -37,8 +37,7 @@ from moetta.data import stream as named_stream
 from moetta.data.named import stream_options
 from moetta.data.preprocess import check_preprocess, own_preprocess
 from moetta.methods import find
-
-SCHEMA = 1
+from moetta.results.runs import SCHEMA
 
 
 @dataclass(frozen=True)

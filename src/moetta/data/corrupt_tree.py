@@ -34,7 +34,7 @@ from moetta.data.corruptions import CLASSICAL, MIN_SIDE, check_name, corrupt
 from moetta.data.corruptions.textures import check_folder
 from moetta.data.domains import UnreadableImage
 from moetta.data.images import INCOMPLETE, read_rgb
-from moetta.state import write_atomically
+from moetta.files import write_atomically
 
 SETTINGS_FILE = ".moetta-corrupt.json"
 _LEFTOVER = re.compile(r"\..+\.JPEG\.\w+\.tmp")  # as write_atomically names them

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from moetta.config import nearest
 from moetta.data.datasets import image_folder
 from moetta.data.domains import Domain
 from moetta.data.images import subfolders
@@ -20,6 +19,7 @@ from moetta.data.named import stream_options
 from moetta.data.orders import make_order, stratified
 from moetta.data.preprocess import preprocess_for
 from moetta.data.streams import Stream
+from moetta.suggest import nearest
 
 _TOP = {
     "name": str,

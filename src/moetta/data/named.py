@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from moetta.config import nearest
 from moetta.data.corruptions import CLASSICAL, EXTRA
 from moetta.data.datasets import (
     IMAGENET,
@@ -25,6 +24,7 @@ from moetta.data.domains import Domain
 from moetta.data.images import contents, named
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.data.streams import Stream
+from moetta.suggest import nearest
 
 # What each stream is made of, in the order of concatenation; "c" is 15 domains, "extra" is 4.
 STREAMS: dict[str, tuple[str, ...]] = {

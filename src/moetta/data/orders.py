@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moetta.config import nearest
+from moetta.suggest import nearest
 
 
 class Order(Protocol):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moetta.adapter import Adapter, Source, Step
-from moetta.config import Config, positive, require
-from moetta.functional import entropy, log_classes, masked_mean
-from moetta.inputs import Inputs
+from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.config import Config, positive, require
+from moetta.core.functional import entropy, log_classes, masked_mean
+from moetta.core.inputs import Inputs
 from moetta.methods.registry import register
 from moetta.nn.blocks import find_blocks
 from moetta.nn.bottleneck import BottleneckMixture

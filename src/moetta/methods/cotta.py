@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moetta.adapter import Adapter, Source, Step
-from moetta.config import positive, require, share
-from moetta.inputs import Inputs
+from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.config import positive, require, share
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import SGDConfig
 from moetta.methods.registry import register
 from moetta.nn.norms import BatchStatNorm, describe

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from moetta.adapter import Step
-from moetta.config import positive, require
-from moetta.functional import entropy, log_classes, masked_mean, reliability
-from moetta.inputs import Inputs
+from moetta.core.adapter import Step
+from moetta.core.config import positive, require
+from moetta.core.functional import entropy, log_classes, masked_mean, reliability
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.methods.registry import register
 from moetta.nn.destroy import occlude, shuffle_patches, shuffle_pixels

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moetta import clean_images
-from moetta.adapter import Source, Step
-from moetta.config import positive, require, share
-from moetta.functional import entropy, log_classes, masked_mean, reliability
-from moetta.inputs import Inputs
+from moetta.core import source_images
+from moetta.core.adapter import Source, Step
+from moetta.core.config import positive, require, share
+from moetta.core.functional import entropy, log_classes, masked_mean, reliability
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.methods.registry import register
 
@@ -68,14 +68,14 @@ class EATA(NormAffineAdapter):
                 "with fisher_weight=0"
             )
         self._anchors = {name: p.detach().clone() for name, p in self.trained.items()}
-        clean_images.obtain(self, source, self._fisher)
+        source_images.obtain(self, source, self._fisher)
 
     def _fisher(self, source: Tensor) -> dict[str, Tensor]:
         """Mean over batches of the squared gradient of each batch's mean pseudo-label loss."""
         sums = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         batches = 0
         config = self.config
-        for batch in clean_images.batches(
+        for batch in source_images.batches(
             source, config.fisher_batch, config.fisher_samples, config.seed
         ):
             logits = batch.map(lambda t: t.to(self.device)).logits(self.model)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moetta import clean_images
-from moetta.adapter import Source, Step
-from moetta.config import Config, positive, require, share
-from moetta.functional import entropy
-from moetta.inputs import Inputs
+from moetta.core import source_images
+from moetta.core.adapter import Source, Step
+from moetta.core.config import Config, positive, require, share
+from moetta.core.functional import entropy
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter
 from moetta.methods.registry import register
 from moetta.nn.features import Features
@@ -85,7 +85,7 @@ class MGTTA(NormAffineAdapter):
                 "tensor or an iterable of batches; no labels needed), or the path of what "
                 "adapter.save_source() wrote"
             )
-        clean_images.obtain(self, source, self._source_moments)
+        source_images.obtain(self, source, self._source_moments)
         self.use(self.first_mgg())
 
     def first_mgg(self) -> MGG:
@@ -112,7 +112,7 @@ class MGTTA(NormAffineAdapter):
     def _source_moments(self, source: Any) -> dict[str, Tensor]:
         """Mean and standard deviation of every feature over the source images."""
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        for batch in clean_images.batches(source, self.config.source_batch):
+        for batch in source_images.batches(source, self.config.source_batch):
             with torch.no_grad(), self.features.listening() as heard:
                 batch.map(lambda t: t.to(self.device)).logits(self.network)
                 rows = self.features.join(heard).cpu().double()

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from moetta.adapter import Source
-from moetta.inputs import Inputs
+from moetta.core.adapter import Source
+from moetta.core.inputs import Inputs
 from moetta.methods.mgtta import MGTTA, MGTTAConfig, flat
 from moetta.nn.mgg import MGG
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.adapter import Adapter, Source, Step
-from moetta.config import positive, require
-from moetta.functional import entropy, log_classes, masked_mean, reliability
-from moetta.inputs import Inputs
+from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.config import positive, require
+from moetta.core.functional import entropy, log_classes, masked_mean, reliability
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import SGDConfig
 from moetta.methods.registry import register
 from moetta.nn.moe import MoENorm, Routing, balance_loss, with_experts

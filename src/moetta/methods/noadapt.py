@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from moetta.adapter import Adapter, Source, Step
-from moetta.config import Config
-from moetta.inputs import Inputs
+from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.config import Config
+from moetta.core.inputs import Inputs
 from moetta.methods.registry import register
 
 

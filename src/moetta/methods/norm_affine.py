@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from moetta.adapter import Adapter, Source
-from moetta.config import Config, positive, share
+from moetta.core.adapter import Adapter, Source
+from moetta.core.config import Config, positive, share
 from moetta.nn.norms import BatchStatNorm, Norm, find_norms
 
 

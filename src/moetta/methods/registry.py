@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 
-from moetta.adapter import Adapter
-from moetta.config import Config, nearest
+from moetta.core.adapter import Adapter
+from moetta.core.config import Config
+from moetta.suggest import nearest
 
 
 @dataclass(frozen=True)

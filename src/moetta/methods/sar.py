@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.adapter import Source, Step
-from moetta.config import positive, share
-from moetta.functional import entropy, log_classes, masked_mean
-from moetta.inputs import Inputs
+from moetta.core.adapter import Source, Step
+from moetta.core.config import positive, share
+from moetta.core.functional import entropy, log_classes, masked_mean
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.methods.registry import register
 from moetta.nn.blocks import find_blocks

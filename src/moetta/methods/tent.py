@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moetta.adapter import Step
-from moetta.functional import entropy
-from moetta.inputs import Inputs
+from moetta.core.adapter import Step
+from moetta.core.functional import entropy
+from moetta.core.inputs import Inputs
 from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.methods.registry import register
 

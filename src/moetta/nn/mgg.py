@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from moetta.state import read_safetensors, write_atomically
+from moetta.files import read_safetensors, write_atomically
 
 FORMAT = "moetta-mgg"
 _PREFIX = "seq_modeling_block."

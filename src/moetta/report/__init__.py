@@ -13,10 +13,10 @@ from typing import Annotated
 
 import tyro
 
-from moetta.report.groups import settings
 from moetta.report.page import Report, build
-from moetta.report.read import load
-from moetta.report.tables import to_csv, to_latex, to_markdown
+from moetta.results.groups import settings
+from moetta.results.read import load
+from moetta.results.tables import to_csv, to_latex, to_markdown
 
 MANIFEST = "manifest.json"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moetta.bench.results import number
-from moetta.report import paper
-from moetta.report.groups import Group, Setting, Stat, slug
-from moetta.report.tables import Cell, Column, Table, cell, mean_only, table
+from moetta.paper import beside as paper
+from moetta.results.groups import Group, Setting, Stat, slug
+from moetta.results.runs import number
+from moetta.results.tables import Cell, Column, Table, cell, mean_only, table
 
 METHOD = Column("Method")
 ACCURACY = Column("Accuracy", "%", best="high", explain="top-1, before each update; mean and sd")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from moetta.bench.results import number
 from moetta.report.contents import gain
-from moetta.report.groups import Group, Setting, spread
+from moetta.results.groups import Group, Setting, spread
+from moetta.results.runs import number
 
 
 def headline(setting: Setting) -> str:

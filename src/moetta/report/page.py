@@ -11,12 +11,12 @@ from string import Template
 
 from moetta.report import contents
 from moetta.report.figures import STYLES, Picture, inline_svg, look
-from moetta.report.groups import Group, Setting, slug
 from moetta.report.headline import headline
 from moetta.report.plots import by_domain, over_stream, pareto
-from moetta.report.read import Failure
 from moetta.report.routing import expert_pictures
-from moetta.report.tables import Table, to_html
+from moetta.results.groups import Group, Setting, slug
+from moetta.results.read import Failure
+from moetta.results.tables import Table, to_html
 
 PAGE = Template("""<!doctype html>
 <html lang="en">

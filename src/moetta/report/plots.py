@@ -21,8 +21,8 @@ from moetta.report.figures import (
     picture,
     styles,
 )
-from moetta.report.groups import Group, Setting, slug
-from moetta.report.read import frame
+from moetta.results.groups import Group, Setting, slug
+from moetta.results.read import frame
 
 WINDOW = 1000  # images that a point of the curve should stand for
 POINTS = 40

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from moetta.bench.results import Run
 from moetta.report.figures import FAINT, INK, STYLES, Picture, canvas, picture
-from moetta.report.groups import Group, Setting, slug
 from moetta.report.plots import heat_map
-from moetta.report.read import frame
+from moetta.results.groups import Group, Setting, slug
+from moetta.results.read import frame
+from moetta.results.runs import Run
 
 MOST = 2  # methods whose experts are shown
 

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from moetta.config import nearest
 from moetta.data.corruptions import blur, digital, noise, spatter, textures, weather
 from moetta.data.corruptions.constants import ALL, CLASSICAL, EXTRA, PRESETS, Preset
 from moetta.data.corruptions.core import Job
 from moetta.data.corruptions.rng import Streams
+from moetta.suggest import nearest
 
 __all__ = ["ALL", "CLASSICAL", "EXTRA", "MIN_SIDE", "check_name", "corrupt"]
 

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moetta.config import nearest
 from moetta.data.corruptions import CLASSICAL, EXTRA, corrupt
 from moetta.data.domains import Domain
 from moetta.data.embedded.compose import CLASSES, SIZE, photographs, scene
@@ -33,6 +32,7 @@ from moetta.data.embedded.store import Pictures, cached
 from moetta.data.embedded.styles import rendition, sketch
 from moetta.data.orders import Order
 from moetta.data.streams import Stream
+from moetta.suggest import nearest
 
 __all__ = [
     "CLASSES",

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from moetta.state import write_atomically
+from moetta.files import write_atomically
 
 Pictures = tuple[Tensor, Tensor]
 """Uint8 images [N, 3, H, W] and their labels [N]."""

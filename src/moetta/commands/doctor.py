@@ -1,0 +1,163 @@
+"""`moetta doctor`: what this machine has, and whether the software works on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+import moetta
+from moetta import zoo
+from moetta.commands.display import make_console
+from moetta.data import Preprocess, cifar10, imagenet, imagenet_c
+from moetta.data.embedded.store import folder as cache_folder
+
+PACKAGES = (
+    *("torch", "torchvision", "timm", "numpy", "safetensors", "tyro", "rich"),
+    *("scikit-learn", "scipy", "matplotlib", "polars"),  # the extra "bench"
+    "transformers",  # the extra "hf"
+)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Versions, devices, shipped weights, data folders, and a self-test of a few seconds."""
+
+    data: Path = Path("data")
+    """Folder to look for data sets in."""
+    json: bool = False
+    """Print JSON for machines."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        topic: what was looked at.
+        good: whether it is as it should be; None where that is the user's choice.
+        text: what was found.
+    """
+
+    topic: str
+    good: bool | None
+    text: str
+
+
+def doctor(options: Doctor) -> None:
+    """Look, and say what was found.
+
+    Raises:
+        ValueError: something that should work does not.
+    """
+    console = make_console()
+    found = []
+    for finding in examine(options.data):
+        found.append(finding)
+        if not options.json:
+            mark = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "--"}[finding.good]
+            # The text has brackets of its own, as in moetta[bench].
+            console.print(f"{mark} {finding.topic}: {escape(finding.text)}", highlight=False)
+    if options.json:
+        print(json.dumps([vars(finding) for finding in found], indent=2))
+    bad = [finding.topic for finding in found if finding.good is False]
+    if bad:
+        raise ValueError(f"not as it should be: {', '.join(bad)}")
+
+
+def examine(data: Path) -> Iterator[Finding]:
+    """All findings, as they come."""
+    yield Finding("moetta", True, f"{moetta.__version__}, Python {platform.python_version()}")
+    for name in PACKAGES:
+        try:
+            yield Finding(name, True, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            extra = "hf" if name == "transformers" else "bench"
+            yield Finding(name, None, f"not installed (pip install 'moetta[{extra}]')")
+    yield Finding("CPU", True, f"{torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            yield Finding(f"cuda:{i}", True, torch.cuda.get_device_name(i))
+    else:
+        yield Finding("CUDA", None, "no GPU; everything runs on the CPU")
+    for name in zoo.RECIPES:
+        yield _weights(name)
+    yield from _data(data)
+    yield Finding("cache", None, f"{cache_folder()} (the embedded benchmark's pictures)")
+    yield _self_test()
+
+
+def _weights(name: str) -> Finding:
+    topic = f"weights of {name}"
+    if name not in zoo.available():
+        return Finding(
+            topic, None, f"not here; moetta train-source {name} --help says how to make them"
+        )
+    try:
+        zoo.load(name)
+    except (ValueError, RuntimeError) as error:  # another file, or another network's weights
+        return Finding(topic, False, str(error).splitlines()[0])
+    return Finding(topic, True, f"sha256 {zoo.card(name)['sha256'][:16]}, as on its card")
+
+
+def _data(root: Path) -> Iterator[Finding]:
+    if not root.is_dir():
+        yield Finding("data", None, f"no folder {root}; --data FOLDER looks elsewhere")
+        return
+    plain = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
+    readers: dict[str, Callable[[], Any]] = {
+        f"imagenet-{kind}": lambda kind=kind: imagenet(kind, root, plain, partial=True)  # type: ignore[misc]
+        for kind in ("val", "r", "sketch", "a")
+    }
+    readers["imagenet-c"] = lambda: imagenet_c(root, partial=True)
+    readers["cifar10"] = lambda: cifar10(root)
+    for name, read in readers.items():
+        try:
+            made = read()
+            images = sum(map(len, made)) if isinstance(made, list) else len(made)
+            yield Finding(name, True, f"{images:,} images in {root}")
+        except (OSError, ValueError) as error:
+            yield Finding(name, None, str(error))
+
+
+def _self_test() -> Finding:
+    """Every method learns from two batches; MoETTA's state survives a file."""
+    begun = time.monotonic()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = VisionTransformer(
+            img_size=32, patch_size=16, embed_dim=24, depth=2, num_heads=2, num_classes=10
+        )
+        images = torch.randn(3, 8, 3, 32, 32)
+    try:
+        for name, method in moetta.methods().items():
+            source = images[2] if method.adapter.needs_source else None
+            adapter = moetta.adapt(model, name, source=source)
+            if not all(adapter(batch).isfinite().all() for batch in images[:2]):
+                return Finding("self-test", False, f"{name} predicts numbers that are not finite")
+        _check_state(model, images)
+    except Exception as error:  # whatever it is, it is a finding
+        return Finding("self-test", False, f"{type(error).__name__}: {error}")
+    took = time.monotonic() - begun
+    return Finding("self-test", True, f"{len(moetta.methods())} methods adapt ({took:.1f} s)")
+
+
+def _check_state(model: torch.nn.Module, images: Tensor) -> None:
+    first, second = (moetta.adapt(model, "moetta") for _ in range(2))
+    first(images[0])
+    with tempfile.TemporaryDirectory() as folder:
+        first.save(Path(folder) / "state.safetensors")
+        second.load(Path(folder) / "state.safetensors")
+    if not torch.equal(first(images[1]), second(images[1])):
+        raise RuntimeError("a state that was saved and loaded predicts otherwise")

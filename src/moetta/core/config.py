@@ -1,0 +1,103 @@
+"""Configurations: frozen dataclasses with named presets and helpful refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from types import UnionType
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+
+from moetta.suggest import nearest
+
+
+@dataclass(frozen=True)
+class Config:
+    """Common ground of all methods' configurations.
+
+    Attributes:
+        seed: seed of the method's own random draws.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not of their field's kind."""
+        kinds = get_type_hints(type(self))
+        for name in (f.name for f in fields(self)):
+            value, kind = getattr(self, name), kinds[name]
+            if isinstance(value, list):  # as JSON and TOML have it
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            wanted = _unlike(value, kind)
+            require(wanted is None, f"{name} must be {wanted}, not {value!r}")
+
+    @classmethod
+    def preset(cls, name: str = "paper", **values: Any) -> Self:
+        """The named preset ("paper", "released", or one of the method's own), with changes.
+
+        Raises:
+            ValueError: no such preset or field, or a value out of range.
+        """
+        known = {"paper": {}, "released": {}, **cls.presets}
+        if name not in known:
+            raise ValueError(f"no preset {name!r} for {cls.__name__}; {nearest(name, known)}")
+        names = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in names:
+                raise ValueError(f"{cls.__name__} has no field {key!r}; {nearest(key, names)}")
+        return cls(**{**known[name], **values})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def require(ok: bool, message: str) -> None:
+    """Refuse a configuration value."""
+    if not ok:
+        raise ValueError(message)
+
+
+def _number(value: Any) -> bool:
+    return type(value) is not bool and isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _unlike(value: Any, kind: Any) -> str | None:
+    """What a value of this annotation is, in words; None where this is one."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # a kind, or None
+        return None if value is None else _unlike(value, inner[0])
+    if origin is Literal:
+        return None if value in inner else " or ".join(map(repr, inner))
+    if origin is tuple and inner[0] is float:
+        some = isinstance(value, tuple) and all(map(_number, value))
+        if inner[-1] is Ellipsis:
+            return None if some else "a tuple of finite numbers"
+        return None if some and len(value) == len(inner) else f"{len(inner)} finite numbers"
+    tests = {
+        bool: (isinstance(value, bool), "True or False"),
+        int: (isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+        float: (_number(value), "a finite number"),
+        str: (isinstance(value, str), "text in quotes"),
+    }
+    fits, words = tests.get(kind, (True, ""))
+    return None if fits else words
+
+
+def positive(config: Config, *names: str) -> None:
+    """Refuse fields that are not finite numbers above zero."""
+    for name in names:
+        value = getattr(config, name)
+        require(_number(value) and value > 0, f"{name} must be above 0 and finite, not {value!r}")
+
+
+def share(config: Config, *names: str) -> None:
+    """Refuse fields outside [0, 1]."""
+    for name in names:
+        value = getattr(config, name)
+        require(
+            _number(value) and 0 <= value <= 1, f"{name} must be between 0 and 1, not {value!r}"
+        )

@@ -1,0 +1,26 @@
+"""The paper's experiments: each makes cells, and turns their results into tables and pictures."""
+
+from moetta.paper.experiments.embedding import TSNE_FIGURE
+from moetta.paper.experiments.experts import HEATMAPS, SIMILARITY
+from moetta.paper.experiments.gradients import GRADIENT_COSINE
+from moetta.paper.experiments.main_tables import SCALABILITY, TABLE1, TABLE2
+from moetta.paper.experiments.setting import Experiment, Setting
+from moetta.paper.experiments.sweeps import GRID_SEARCH, PARTIAL, SENSITIVITY, TABLE3
+from moetta.paper.experiments.theory import THEORY
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "table1": TABLE1,
+    "table2": TABLE2,
+    "table3": TABLE3,
+    "scalability": SCALABILITY,
+    "grid-search": GRID_SEARCH,
+    "gradient-cosine": GRADIENT_COSINE,
+    "tsne": TSNE_FIGURE,
+    "expert-similarity": SIMILARITY,
+    "expert-heatmaps": HEATMAPS,
+    "partial-replacement": PARTIAL,
+    "sensitivity": SENSITIVITY,
+    "theory": THEORY,
+}
+
+__all__ = ["EXPERIMENTS", "Experiment", "Setting"]

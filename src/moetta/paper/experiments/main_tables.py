@@ -1,0 +1,116 @@
+"""Tables 1 and 2 and the larger model: accuracy and cost of all methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moetta.bench.cell import Cell
+from moetta.paper.experiments.setting import (
+    SEEDS,
+    Experiment,
+    Found,
+    Setting,
+    beside,
+    pick,
+    three_columns,
+)
+from moetta.paper.published import (
+    METHODS,
+    by_method,
+    counterpart,
+    counterpart_stream,
+    published,
+)
+from moetta.results.tables import Cell as Entry
+from moetta.results.tables import Column, Table, table
+
+
+def _accuracies(setting: Setting, found: Found, name: str, section: str) -> list[Table]:
+    """One table a model: methods by streams, each beside the paper's figure."""
+    made = []
+    for model in setting.models:
+        key = "vit_large" if section == "scalability" else counterpart(model)
+        printed = published()[section].get(key, {})
+        named = f" beside the paper's {key}" if printed else ""
+        rows = []
+        for method in METHODS:
+            row = [Entry(method)]
+            for stream in setting.streams:
+                ours = pick(found, model=model, method=method, stream=stream)
+                theirs = counterpart_stream(stream) or stream
+                sd = by_method(printed, f"{theirs}_sd", method)
+                row += beside(ours, by_method(printed, theirs, method), sd)
+            rows.append(row)
+        columns = [Column("method")]
+        for stream in setting.streams:
+            columns += three_columns(stream)
+        caption = f"{model}{named}: accuracy over the stream"
+        short = Path(model).name  # a model may be a folder
+        made.append(table(f"{name}-{short}", caption, columns, rows, [setting.ours]))
+    return made
+
+
+def _table1_cells(setting: Setting) -> list[Cell]:
+    return setting.cells("table1", SEEDS, stream=list(setting.streams), method=list(METHODS))
+
+
+def _table1(setting: Setting, found: Found, _: Path) -> list[Table]:
+    return _accuracies(setting, found, "table1", "table1")
+
+
+def _large_cells(setting: Setting) -> list[Cell]:
+    return setting.cells("scalability", (42,), stream=list(setting.streams), method=list(METHODS))
+
+
+def _large(setting: Setting, found: Found, _: Path) -> list[Table]:
+    return _accuracies(setting, found, "scalability", "scalability")
+
+
+_COSTS = ("activated_m", "forward", "backward", "time")
+
+
+def _table2_cells(setting: Setting) -> list[Cell]:
+    return setting.cells(
+        "table2", (42,), stream=setting.richest, method=list(METHODS), model=setting.models[0]
+    )
+
+
+def _table2(setting: Setting, found: Found, _: Path) -> list[Table]:
+    rows = []
+    for method in METHODS:
+        group = pick(found, method=method)
+        row = [Entry(method)]
+        for name in _COSTS:
+            ours = None
+            if group is not None:
+                figure = {"activated_m": "activated_parameters", "time": "time_ratio"}.get(name)
+                figure = figure or f"{name}s"
+                value, images = group.average("cost", figure), group.average("samples")
+                if value is not None and images:
+                    scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images)
+                    ours = value * scale
+            paper = by_method(published()["table2"], name, method)
+            gap = None if ours is None or paper is None else ours - paper
+            row += [Entry(ours), Entry(paper), Entry(gap, signed=True)]
+        rows.append(row)
+    columns = [Column("method")]
+    for title, unit, digits in (
+        ("activated parameters", "M", 3),
+        ("forward", "% of images", 0),
+        ("backward", "% of images", 0),
+        ("time", "% of noadapt", 0),
+    ):
+        columns += [Column(title, f"{unit}, {whose}", digits) for whose in ("ours", "paper")]
+        columns += [Column(title, "ours - paper", digits)]
+    caption = f"Cost on {setting.richest}, {setting.models[0]} beside the paper's vit_base"
+    device = setting.common.get("device", "cpu")
+    timed = (
+        f"Times were measured on {device}, each method interleaved with noadapt on the same "
+        "batches; the paper's on a V100 GPU."
+    )
+    return [table("table2", caption, columns, rows, [setting.ours, timed])]
+
+
+TABLE1 = Experiment("all methods on three streams", _table1_cells, _table1)
+TABLE2 = Experiment("what the methods cost", _table2_cells, _table2)
+SCALABILITY = Experiment("all methods on a larger model", _large_cells, _large)

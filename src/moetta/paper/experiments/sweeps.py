@@ -1,0 +1,212 @@
+"""MoETTA's ablations and sweeps, and the learning rates of the others."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from moetta.bench.cell import Cell, settings
+from moetta.bench.models import load_model
+from moetta.methods.moetta import indexed_norms
+from moetta.paper.experiments import pictures
+from moetta.paper.experiments.setting import (
+    Experiment,
+    Found,
+    Setting,
+    beside,
+    pick,
+    three_columns,
+)
+from moetta.paper.published import published
+from moetta.results.tables import Cell as Entry
+from moetta.results.tables import Column, Table, table
+
+ABLATIONS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "full": (),
+    "no_sample_selection": (("select", False),),
+    "no_entropy_reweight": (("reweight", False),),
+    "no_load_balancing": (("balance", 0.0),),
+    "no_grad_to_router": (("router_grad", False),),
+    "no_samplewise_router": (("routing", "batch"),),
+    "no_moe_layernorm": (("moe", False),),
+    "no_layerwise_router": (("router_scope", "model"),),
+}
+
+
+def _moetta(
+    setting: Setting, experiment: str, stream: Any, variant: str | None, **changes: Any
+) -> list[Cell]:
+    return setting.cells(
+        experiment,
+        (42,),
+        model=setting.models[0],
+        method="moetta",
+        stream=stream,
+        variant=variant,
+        overrides=tuple(changes.items()),
+    )
+
+
+def _table3_cells(setting: Setting) -> list[Cell]:
+    streams = list(setting.streams)
+    return [
+        cell
+        for name, overrides in ABLATIONS.items()
+        for cell in _moetta(
+            setting, "table3", streams, None if name == "full" else name, **dict(overrides)
+        )
+    ]
+
+
+def _table3(setting: Setting, found: Found, _: Path) -> list[Table]:
+    rows = []
+    for name in ABLATIONS:
+        row = [Entry(name.replace("_", " "))]
+        printed = published()["table3"][name]
+        means = []
+        for place, stream in enumerate(setting.streams):
+            ours = pick(found, stream=stream, variant=None if name == "full" else name)
+            row += beside(ours, printed[place])
+            means += [ours.mean] if ours else []
+        mean = statistics.fmean(means) if len(means) == len(setting.streams) else None
+        gap = None if mean is None else mean - printed[3]
+        row += [Entry(mean), Entry(printed[3]), Entry(gap, signed=True)]
+        rows.append(row)
+    columns = [Column("MoETTA")]
+    for stream in setting.streams:
+        columns += three_columns(stream)
+    columns += three_columns("average")
+    caption = f"Ablations of MoETTA, {setting.models[0]} beside the paper's vit_base"
+    return [table("table3", caption, columns, rows, [setting.ours])]
+
+
+EXPERTS = (3, 6, 9, 12)
+LAMBDAS = (0.05, 0.2, 0.5, 1.0)
+
+
+def _sensitivity_cells(setting: Setting) -> list[Cell]:
+    return [
+        cell
+        for experts in EXPERTS
+        for balance in LAMBDAS
+        for cell in _moetta(
+            setting,
+            "sensitivity",
+            setting.classical,
+            f"experts={experts},balance={balance:g}",
+            experts=experts,
+            balance=balance,
+        )
+    ]
+
+
+def _sensitivity(setting: Setting, found: Found, folder: Path) -> list[Table]:
+    values: list[list[float | None]] = []
+    rows = []
+    for experts in EXPERTS:
+        groups = [pick(found, variant=f"experts={experts},balance={b:g}") for b in LAMBDAS]
+        values.append([None if g is None else g.mean for g in groups])
+        entries = [Entry(None) if g is None else Entry(g.mean, g.sd) for g in groups]
+        rows.append([Entry(f"{experts} experts"), *entries])
+    columns = [Column("MoETTA"), *(Column(f"lambda {b:g}", "%") for b in LAMBDAS)]
+    names = [f"{e}" for e in EXPERTS], [f"{b:g}" for b in LAMBDAS]
+    pictures.heat_map(folder / "sensitivity", values, *names, "lambda", "experts", "accuracy %")
+    caption = f"Experts and balance weight, {setting.models[0]}, {setting.classical}"
+    printed = f"The paper's figure: {published()['figures']['sensitivity']}."
+    return [table("sensitivity", caption, columns, rows, [setting.ours, printed])]
+
+
+def _layers(setting: Setting) -> int:
+    _, config = settings(Cell("moetta", setting.classical, setting.models[0]))
+    model = load_model(setting.models[0], setting.common.get("weights"))
+    return len(indexed_norms(model, config.channels_first))  # type: ignore[attr-defined]
+
+
+def _spans(layers: int) -> list[tuple[str, str]]:
+    """Name and `frozen` of every span: none, 0..k for all k, k..last for all k."""
+    last = layers - 1
+    shallow = [(f"frozen 0-{k}", f"0-{k}") for k in range(last)]
+    deep = [(f"frozen {k}-{last}", f"{k}-{last}") for k in range(1, layers)]
+    return [("all replaced", ""), *shallow, *deep]
+
+
+def _partial_cells(setting: Setting) -> list[Cell]:
+    return [
+        cell
+        for name, frozen in _spans(_layers(setting))
+        for cell in _moetta(setting, "partial-replacement", setting.classical, name, frozen=frozen)
+    ]
+
+
+def _partial(setting: Setting, found: Found, folder: Path) -> list[Table]:
+    layers = _layers(setting)
+    rows, full = [], pick(found, variant="all replaced")
+    curves: dict[str, tuple[list[float], list[float]]] = {
+        "0..k frozen": ([], []),
+        "k..last frozen": ([], []),
+    }
+    for name, frozen in _spans(layers):
+        ours = pick(found, variant=name)
+        gap = None if ours is None or full is None else ours.mean - full.mean
+        mean, sd = (None, None) if ours is None else (ours.mean, ours.sd)
+        rows.append([Entry(name), Entry(mean, sd), Entry(gap, signed=True)])
+        if frozen and ours is not None:
+            first, end = frozen.split("-")
+            label, k = ("0..k frozen", end) if first == "0" else ("k..last frozen", first)
+            curves[label][0].append(float(k))
+            curves[label][1].append(ours.mean)
+    pictures.lines(folder / "partial-replacement", curves, "k", "accuracy %")
+    columns = [Column("layers"), Column("accuracy", "%", best="high"), Column("vs all replaced")]
+    caption = f"Which of the {layers} norm layers get experts, {setting.models[0]}"
+    printed = f"The paper's figure: {published()['figures']['partial_replacement']}."
+    return [table("partial-replacement", caption, columns, rows, [setting.ours, printed])]
+
+
+def _rates(setting: Setting, method: str) -> dict[float, float]:
+    """The paper's learning rates and ours: the same multiples of the rate chosen for the model."""
+    printed = {float(rate): float(acc) for rate, acc in published()["grid_search"][method].items()}
+    best = max(printed, key=lambda rate: printed[rate])
+    cell = Cell(method, setting.classical, setting.models[0])
+    chosen = float(settings(cell)[1].lr) if setting.data is None else best  # type: ignore[attr-defined]
+    return {rate: float(f"{rate * chosen / best:.6g}") for rate in printed}
+
+
+def _grid_cells(setting: Setting) -> list[Cell]:
+    return [
+        cell
+        for method in published()["grid_search"]
+        for rate in _rates(setting, method).values()
+        for cell in setting.cells(
+            "grid-search",
+            (42,),
+            model=setting.models[0],
+            method=method,
+            stream=setting.classical,
+            variant=f"lr={rate:g}",
+            overrides=(("lr", rate),),
+        )
+    ]
+
+
+def _grid(setting: Setting, found: Found, _: Path) -> list[Table]:
+    made = []
+    for method, printed in published()["grid_search"].items():
+        accuracy = {float(rate): float(value) for rate, value in printed.items()}
+        rows = []
+        for theirs, mine in _rates(setting, method).items():
+            ours = pick(found, method=method, variant=f"lr={mine:g}")
+            rows.append([Entry(f"{mine:g}"), Entry(f"{theirs:g}"), *beside(ours, accuracy[theirs])])
+        columns = [Column("lr, ours"), Column("lr, paper"), *three_columns("accuracy")]
+        caption = f"Learning rates of {method}, {setting.models[0]}, {setting.classical}"
+        notes = [setting.ours]
+        if setting.data is None:
+            notes.append("Our rates are the paper's times one factor, which puts its best on ours.")
+        made.append(table(f"grid-search-{method}", caption, columns, rows, notes))
+    return made
+
+
+TABLE3 = Experiment("MoETTA without each of its parts", _table3_cells, _table3)
+SENSITIVITY = Experiment("number of experts and balance weight", _sensitivity_cells, _sensitivity)
+PARTIAL = Experiment("which norm layers get experts", _partial_cells, _partial)
+GRID_SEARCH = Experiment("learning rates of the compared methods", _grid_cells, _grid)
