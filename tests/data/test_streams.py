@@ -120,7 +120,9 @@ def test_starting_at_reads_the_same_stream_from_that_batch_on(order):
     assert len(rest.starting_at(0)) == 7
     assert list(stream.starting_at(7)) == []
     for batch in (-1, 8):
-        with pytest.raises(ValueError, match=rf"start must be between 0 and 7 batches, got {batch}"):
+        with pytest.raises(
+            ValueError, match=rf"start must be between 0 and 7 batches, got {batch}"
+        ):
             stream.starting_at(batch)
 
 
@@ -247,7 +249,10 @@ def test_the_card_is_json_and_says_what_a_result_depends_on():
         (lambda: Stream([three()[0], three()[0]], normalise=HALF), "unique.*noise"),
         (lambda: Stream(three(), normalise=HALF, batch_size=0), "batch_size must be at least 1"),
         (lambda: Stream(three(), normalise=HALF, workers=-1), "workers"),
-        (lambda: Stream(three(), normalise=HALF, start=3), "start must be between 0 and 2 batches, got 3"),
+        (
+            lambda: Stream(three(), normalise=HALF, start=3),
+            "start must be between 0 and 2 batches, got 3",
+        ),
         (lambda: Stream(three(), normalise=HALF, start=-1), "start must be at least 0"),
         (lambda: Stream(three(), normalise=HALF, seed=-1), "seed must be at least 0"),
         (lambda: Stream(three(), normalise=HALF, limit=0), "at least 1"),
