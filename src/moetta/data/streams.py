@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -147,9 +148,28 @@ class Stream:
             corruption_seed=corruption_seed,
             frost_folder=None if frost_folder is None else Path(frost_folder),
         )
-        if start > self.batches:
-            raise ValueError(f"start is batch {start}, but the stream has only {self.batches}")
         self._preprocessing = preprocessing or {}
+        self._check_start(start)
+
+    def starting_at(self, batch: int) -> Stream:
+        """The same stream, read from this batch on.
+
+        It shares the domains and the order with this one, so nothing is listed or drawn again.
+
+        Args:
+            batch: The number of the first batch to yield, from 0, as `Batch.number` counts them.
+
+        Raises:
+            ValueError: If the stream has fewer batches.
+        """
+        self._check_start(batch)
+        resumed = copy(self)
+        resumed.start, resumed.skipped = batch, []
+        return resumed
+
+    def _check_start(self, batch: int) -> None:
+        if not 0 <= batch <= self.batches:
+            raise ValueError(f"start must be between 0 and {self.batches} batches, got {batch}")
 
     @property
     def samples(self) -> int:
