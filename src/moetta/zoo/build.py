@@ -20,7 +20,7 @@ from moetta.data import embedded
 from moetta.data.corruptions import CLASSICAL, corrupt
 from moetta.data.datasets import cifar10
 from moetta.data.embedded.compose import photographs
-from moetta.data.images import ImageFiles
+from moetta.data.image_files import ImageFiles
 from moetta.files import write_atomically
 from moetta.zoo.recipes import Recipe, recipe
 from moetta.zoo.shipped import assemble

@@ -9,7 +9,7 @@ from typing import Any
 
 from moetta.bench.cell import Cell, grid
 from moetta.data.datasets import IMAGENET_C_FOLDERS
-from moetta.data.images import named
+from moetta.data.image_files import named
 from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import Group, Run, group
 from moetta.results.tables import Cell as Entry
