@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from moetta.suggest import nearest
 
@@ -164,9 +164,8 @@ DIGITS_CLEAN = CleanImages("digits", "embedded training digits")
 Option = Literal[
     "mask", "severity", "frost_folder", "preprocess", "normalise", "size", "partial", "on_error"
 ]
-_READ: frozenset[Option] = frozenset(
-    ("severity", "frost_folder", "preprocess", "normalise", "size", "partial", "on_error")
-)
+_MADE_HERE: frozenset[Option] = frozenset(("severity",))
+_READ_FROM_FILES: frozenset[Option] = frozenset(get_args(Option)) - frozenset(("mask",))
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,6 @@ class StreamSpec:
         clean: The clean images that come with it.
         options: The options of `moetta.data.stream` that change something on it.
         counterpart: The stream of the paper whose figures it can be compared with.
-        preset: The preset that a method prefers on it, if the method has one of that name.
         embedded: Whether it is composed here, without any data to download.
     """
 
@@ -195,7 +193,6 @@ class StreamSpec:
     clean: CleanImages
     options: frozenset[Option]
     counterpart: str | None = None
-    preset: str | None = None
     embedded: bool = False
 
     @property
@@ -217,39 +214,43 @@ class StreamSpec:
 
 
 def _imagenet(
+    name: str, parts: tuple[str, ...], images: int, counterpart: str | None = None
+) -> StreamSpec:
+    options: frozenset[Option] = frozenset(get_args(Option))
+    return StreamSpec(name, parts, images, 1000, IMAGENET_CLEAN, options, counterpart)
+
+
+def _small(
     name: str,
     parts: tuple[str, ...],
     images: int,
+    classes: int,
+    clean: CleanImages,
     counterpart: str | None = None,
-    preset: str | None = None,
 ) -> StreamSpec:
-    options = _READ | {"mask"}
-    return StreamSpec(name, parts, images, 1000, IMAGENET_CLEAN, options, counterpart, preset)
+    return StreamSpec(name, parts, images, classes, clean, _READ_FROM_FILES, counterpart)
 
 
 def _embedded(
-    name: str,
-    parts: tuple[str, ...],
-    images: int,
-    counterpart: str | None = None,
-    preset: str | None = None,
+    name: str, parts: tuple[str, ...], images: int, counterpart: str | None = None
 ) -> StreamSpec:
-    options: frozenset[Option] = frozenset(("severity",))
     return StreamSpec(
-        name, parts, images, 100, DIGITS_CLEAN, options, counterpart, preset, embedded=True
+        name, parts, images, 100, DIGITS_CLEAN, _MADE_HERE, counterpart, embedded=True
     )
 
 
 STREAMS = (
     _imagenet("classical", ("c",), 750_000, "classical"),
-    _imagenet("potpourri", ("c", "r", "sketch", "a"), 838_389, "potpourri", "potpourri"),
-    _imagenet("potpourri+", ("c", "r", "sketch", "a", "val"), 888_389, "potpourri+", "potpourri"),
+    _imagenet("potpourri", ("c", "r", "sketch", "a"), 838_389, "potpourri"),
+    _imagenet("potpourri+", ("c", "r", "sketch", "a", "val"), 888_389, "potpourri+"),
     _imagenet("validation", ("extra",), 200_000),
     # Corruptions alone, as in the paper's classical stream.
-    StreamSpec("cifar10-c", ("cifar10-c",), 150_000, 10, CIFAR10_CLEAN, _READ, "classical"),
+    StreamSpec(
+        "cifar10-c", ("cifar10-c",), 150_000, 10, CIFAR10_CLEAN, _READ_FROM_FILES, "classical"
+    ),
     _embedded("classical", ("c",), 14_400, "classical"),
-    _embedded("potpourri", ("c", "r", "sketch", "a"), 16_097, "potpourri", "potpourri"),
-    _embedded("potpourri+", ("c", "r", "sketch", "a", "clean"), 17_057, "potpourri+", "potpourri"),
+    _embedded("potpourri", ("c", "r", "sketch", "a"), 16_097, "potpourri"),
+    _embedded("potpourri+", ("c", "r", "sketch", "a", "clean"), 17_057, "potpourri+"),
     _embedded("validation", ("extra",), 14_400),
 )
 """Every named stream. An embedded one may share its name with one that reads files."""

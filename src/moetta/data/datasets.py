@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from moetta.data.catalogue import (
     SMALL_SETS,
     ImageNetSet,
     Split,
+    to_download,
 )
 from moetta.data.corruptions import CLASSICAL
 from moetta.data.domains import Domain, Images, UnreadableImage
@@ -32,6 +34,8 @@ from moetta.data.image_files import (
 )
 from moetta.data.labels import LabelMap, imagenet_synsets, label_map, label_scheme
 from moetta.data.preprocess import Preprocess
+
+__all__ = ["to_download"]  # until callers ask for a spec
 
 # What ImageNet-C's authors did to the validation images before corrupting them.
 IMAGENET_C_FRAME: Transform = Compose([Resize(256), CenterCrop(224)])
@@ -226,10 +230,9 @@ def small_set(
         origin += f", {len(files):,} of {whole:,} images"
     images: Images = files
     if in_memory:
-        try:
+        # Whether an unreadable image is fatal is for the stream to decide, when it comes to it.
+        with suppress(UnreadableImage):
             images = _decoded(files, labels, f"{key}-{split}", 3 * side * side)
-        except UnreadableImage:
-            pass  # the stream decides whether that is fatal, when it comes to that image
     return Domain(key, images, labels, origin=origin)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +102,7 @@ def source_images(
     preprocess: Preprocess | None,
     *,
     partial: bool = False,
-) -> Tensor | list[Tensor]:
+) -> Tensor | Iterator[Tensor]:
     """Clean images of a stream, as its model takes them, the same ones every time.
 
     Args:
@@ -113,7 +113,7 @@ def source_images(
         partial: Accept a data set that lacks images.
 
     Returns:
-        All of them as one tensor, or in batches.
+        All of them as one tensor, or batches that are read as they are needed.
     """
     if spec.embedded:
         return embedded.source_images(count)
@@ -127,10 +127,10 @@ def source_images(
     return draw_images(clean, count, preprocess)
 
 
-def draw_images(domain: Domain, count: int, preprocess: Preprocess) -> list[Tensor]:
+def draw_images(domain: Domain, count: int, preprocess: Preprocess) -> Iterator[Tensor]:
     """Some of a domain's images in batches, as the model takes them, the same ones every time."""
     drawn = Stream([domain], seed=0, limit=min(count, len(domain)), **stream_options(preprocess))
-    return [batch.images for batch in drawn]
+    return (batch.images for batch in drawn)
 
 
 def check_suits_embedded(model: nn.Module) -> None:

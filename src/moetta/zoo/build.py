@@ -149,7 +149,7 @@ def measure(model: nn.Module, made_by: Recipe, data: Path | None = None) -> dict
 def _test_sets(made_by: Recipe, data: Path | None) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The clean test set, then each corruption of it (for CIFAR-10, of every fifth picture)."""
     if made_by.data == "digits":
-        for name in ("clean", *embedded.STREAMS["classical"]):
+        for name in ("clean", *embedded.domain_names(["c"])):
             domain = embedded.domain(name)
             assert isinstance(domain.images, Tensor)
             yield name.removeprefix("c/"), domain.images, domain.labels

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moetta.data.catalogue import stream_spec
+from moetta.data.catalogue import stream_names, stream_spec
 from moetta.data.domains import Domain
 from moetta.data.embedded.compose import CLASSES, SIZE, photographs
-from moetta.data.embedded.domains import domain, domain_names, usual_count
+from moetta.data.embedded.compositions import domain, domain_names, usual_count
 from moetta.data.orders import Order, apportion
 from moetta.data.streams import Stream
 
@@ -41,6 +41,7 @@ __all__ = [
     "stream",
 ]
 
+STREAMS = {name: domain_names(stream_spec(name).parts) for name in stream_names(embedded=True)}
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 
@@ -61,9 +62,7 @@ def domains(name: str, *, severity: int = 5, length: int | None = None) -> list[
         raise ValueError(
             f"length must be enough for an image of each of the {len(names)} domains, got {length}"
         )
-    return [
-        domain(part, severity=severity, count=n) for part, n in zip(names, counts, strict=True)
-    ]
+    return [domain(part, severity=severity, count=n) for part, n in zip(names, counts, strict=True)]
 
 
 def stream(
