@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moetta.bench.cell import Cell, grid
-from moetta.data.datasets import IMAGENET_C_FOLDERS
-from moetta.data.images import named
+from moetta.data.datasets import has_imagenet_c
 from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import Group, Run, group
 from moetta.results.tables import Cell as Entry
@@ -80,7 +79,7 @@ class Setting:
             remarks.append("the weights come from a local file")
         if self.streams != STREAMS:
             remarks.append("CIFAR-10 is not the paper's data")
-        elif not named(Path(self.data), IMAGENET_C_FOLDERS):
+        elif not has_imagenet_c(Path(self.data)):
             remarks.append(
                 "ImageNet-C was made on the fly from the validation images, with our own frost "
                 "and without its second JPEG compression"
