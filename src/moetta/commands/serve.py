@@ -97,6 +97,8 @@ class Serve:
     """Images in a request."""
     body_timeout: float = 10.0
     """Seconds that a client has to send its body."""
+    header_timeout: float = 10.0
+    """Seconds that a client has to send its headers."""
     max_connections: int = 1000
     """Open connections."""
 

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from moetta.serve import decode
 from moetta.serve.classifier import Classifier
 from moetta.serve.jobs import Batch, Delivery, Job, JobQueue, deliver
 from moetta.serve.metrics import Metrics
@@ -66,7 +67,7 @@ class Engine:
     def start(self) -> None:
         """Answer one made-up image, so that the first real one is not slow; then begin."""
         tenant = self.tenants.get(DEFAULT)
-        blank = self.classifier.prepare(Image.new("RGB", (64, 64)))
+        blank = decode.pixels(Image.new("RGB", (64, 64)), self.classifier.prepare)
         with tenant.answering.paused():
             logits = tenant.answering(self.classifier.batch([blank]))
         if logits.shape[1] != len(self.classifier.labels):

@@ -31,7 +31,13 @@ T = TypeVar("T")
 
 
 class Service:
-    """Everything between a request's body and its answer."""
+    """Everything between a request's body and its answer.
+
+    Attributes:
+        draining: nothing more is accepted.
+        accepted: requests whose images were queued.
+        answered: those of them whose every image got its result; clients that left did not wait.
+    """
 
     def __init__(self, classifier: Classifier, build: Build, settings: Settings) -> None:
         self.classifier = classifier
@@ -46,6 +52,8 @@ class Service:
             classifier, self.tenants, self.queue, settings, self.metrics, self.watch
         )
         self.draining = False
+        self.accepted = 0
+        self.answered = 0
         self._decoders = ThreadPoolExecutor(
             settings.decode_threads, thread_name_prefix="moetta-decode"
         )
@@ -65,6 +73,12 @@ class Service:
             self._ticker.cancel()
         await run_in_threadpool(self.engine.stop)
         self._decoders.shutdown(wait=False, cancel_futures=True)
+        log.info(
+            "stopped: %d requests accepted, %d answered, %d left before their answer",
+            self.accepted,
+            self.answered,
+            self.accepted - self.answered,
+        )
 
     def drain(self) -> None:
         """Accept nothing more. Called from a signal handler too, so it takes no lock."""
@@ -134,11 +148,13 @@ class Service:
         except Refusal:
             self.metrics.images.labels("refused").inc(len(images))
             raise
+        self.accepted += 1
         try:
             await self._answered(ticket, left, self.settings.queue_timeout)
             if not ticket.done.done():
                 self._give_up(jobs)
                 await self._answered(ticket, left, None)
+            self.answered += 1
         finally:
             if not ticket.done.done():  # the client left, or the server is being stopped hard
                 gone = self.queue.withdraw(jobs)
