@@ -20,8 +20,7 @@ from moetta.paper.experiments.setting import Found, no_cells
 from moetta.paper.experiments.sweeps import ABLATIONS, LAMBDAS
 from moetta.paper.experiments.theory import cosines, losses
 from moetta.paper.published import METHODS, by_method, published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 MODELS = ("tiny_models:vit", "tiny_models:convnext")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import moetta
 from moetta import zoo
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.data import Preprocess, cifar10, imagenet, imagenet_c
 from moetta.data.embedded.store import folder as cache_folder
 
