@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import moetta.report
 from moetta.commands.main import main
 from moetta.commands.report import make_report
 from moetta.report.figures import STYLES
@@ -91,7 +92,9 @@ def test_refusals_name_the_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(ValueError, match=r"no finished run in .*moetta demo"):
         make_report([tmp_path], tmp_path / "r.html")
     with pytest.raises(ValueError, match="is a folder; name the page"):
-        make_report([tmp_path], tmp_path)
+        moetta.report.write([], tmp_path)
+    with pytest.raises(ValueError, match="no runs to report"):
+        moetta.report.write([], tmp_path / "r.html")
     assert main(["report", str(tmp_path / "nowhere")]) == 1
     assert "does not exist" in capsys.readouterr().err
 
