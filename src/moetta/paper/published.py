@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from moetta.data.catalogue import spec_of_card
+
 METHODS = ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta", "moetta")
 """The paper's methods, in the order of its tables."""
 PROPOSED = "moetta"
@@ -61,6 +63,5 @@ def counterpart_stream(stream: str) -> str | None:
     >>> [counterpart_stream(name) for name in ("embedded-potpourri+", "cifar10-c", "pets")]
     ['potpourri+', 'classical', None]
     """
-    name = stream.removeprefix("embedded-")
-    name = "classical" if name == "cifar10-c" else name  # corruptions only
-    return name if name in STREAMS else None
+    spec = spec_of_card(stream)
+    return None if spec is None else spec.counterpart

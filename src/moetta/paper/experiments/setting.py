@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moetta.bench.cell import Cell, grid
-from moetta.data.datasets import IMAGENET_C_FOLDERS
-from moetta.data.images import named
+from moetta.data.datasets import has_imagenet_c
 from moetta.paper.beside import caveat
 from moetta.results import Group, Run, make_group
 from moetta.results.tables import Table
@@ -73,7 +72,7 @@ class Setting:
         if self.common.get("weights"):
             remarks.append("the weights come from a local file")
         imagenet = self.data is not None and self.streams == STREAMS
-        if imagenet and not named(Path(str(self.data)), IMAGENET_C_FOLDERS):
+        if imagenet and not has_imagenet_c(Path(str(self.data))):
             remarks.append(
                 "ImageNet-C was made on the fly from the validation images, with our own frost "
                 "and without its second JPEG compression"
