@@ -35,6 +35,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -106,6 +106,53 @@ def test_it_resumes_at_any_batch():
     assert list(Stream(three(), normalise=HALF, start=2)) == []
 
 
+@pytest.mark.parametrize("order", ["mixed", "gradual", "label_shift"])
+def test_starting_at_reads_the_same_stream_from_that_batch_on(order):
+    stream = Stream(three(), batch_size=10, order=order, normalise=HALF, limit=70)
+    whole, rest = list(stream), stream.starting_at(4)
+    assert (len(rest), rest.batches, rest.samples) == (3, 7, 70)
+    for a, b in zip(whole[4:], rest, strict=True):
+        assert a.number == b.number
+        for part in ("images", "labels", "domains", "index"):
+            assert getattr(a, part).equal(getattr(b, part))
+    assert rest.card() == stream.card()
+    assert len(stream) == 7  # the stream itself still starts at its own first batch
+    assert len(rest.starting_at(0)) == 7
+    assert list(stream.starting_at(7)) == []
+    for batch in (-1, 8):
+        with pytest.raises(
+            ValueError, match=rf"start must be between 0 and 7 batches, got {batch}"
+        ):
+            stream.starting_at(batch)
+
+
+def test_starting_at_lists_nothing_and_draws_nothing_again():
+    drawn = []
+
+    def counting(domains, labels, seed):
+        drawn.append(seed)
+        return torch.arange(len(labels))
+
+    stream = Stream(three(), batch_size=10, order=counting, normalise=HALF)
+    rest = stream.starting_at(3)
+    assert all(a is b for a, b in zip(rest.domains, stream.domains, strict=True))
+    assert drawn == [42]
+
+
+def test_starting_at_counts_its_own_skipped_images():
+    domain = Domain("d", Lazy(pictures(6), bad={0, 5}), torch.zeros(6).long())
+    stream = Stream([domain], batch_size=1, on_error="skip", order=first_to_last, normalise=HALF)
+    rest = stream.starting_at(3)
+    with pytest.warns(UserWarning, match="skipped"):
+        list(rest)
+    assert [u.index for u in rest.skipped] == [5]
+    assert stream.skipped == []
+
+
+def first_to_last(domains, labels, seed):
+    return torch.arange(len(labels))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skipped_images_are_listed_and_move_no_other_sample(workers):
     images = pictures(30)
@@ -151,7 +198,7 @@ def test_pictures_are_resized_after_the_corruption():
     shrunk = torch.nn.functional.avg_pool2d(b.images, 2)
     assert (shrunk - a.images).abs().mean() < 0.25  # else 0.5 and more
     mixed = [three()[0], Domain("big", pictures(5, 48), torch.zeros(5).long())]
-    with pytest.raises(ValueError, match="differ in picture size"):
+    with pytest.raises(ValueError, match="differ in image size"):
         list(Stream(mixed, normalise=HALF))
     assert next(iter(Stream(mixed, normalise=HALF, size=(48, 40)))).images.shape[2:] == (48, 40)
     apart = Stream(mixed, normalise=HALF, order="continual", batch_size=20)  # never in one batch
@@ -202,7 +249,10 @@ def test_the_card_is_json_and_says_what_a_result_depends_on():
         (lambda: Stream([three()[0], three()[0]], normalise=HALF), "unique.*noise"),
         (lambda: Stream(three(), normalise=HALF, batch_size=0), "batch_size must be at least 1"),
         (lambda: Stream(three(), normalise=HALF, workers=-1), "workers"),
-        (lambda: Stream(three(), normalise=HALF, start=3), "only 2"),
+        (
+            lambda: Stream(three(), normalise=HALF, start=3),
+            "start must be between 0 and 2 batches, got 3",
+        ),
         (lambda: Stream(three(), normalise=HALF, start=-1), "start must be at least 0"),
         (lambda: Stream(three(), normalise=HALF, seed=-1), "seed must be at least 0"),
         (lambda: Stream(three(), normalise=HALF, limit=0), "at least 1"),
@@ -233,5 +283,5 @@ def test_pictures_that_are_no_tensors_are_refused():
 
 def test_pictures_of_several_sizes_in_one_domain_are_refused():
     ragged = [*pictures(2, 32), *pictures(1, 40)]
-    with pytest.raises(ValueError, match="mixes picture sizes"):
+    with pytest.raises(ValueError, match="mixes image sizes"):
         list(Stream([Domain("d", ragged, torch.zeros(3).long())], normalise=HALF))
