@@ -25,7 +25,11 @@ every = pytest.mark.parametrize("method", METHODS)
 def in_a_fresh_process(folder: Path, task: str) -> int:
     tests = Path(__file__).parents[1]
     command = [sys.executable, str(tests / "helpers" / "resume.py"), str(folder), task]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.run(command, env=environment, check=False, timeout=240).returncode
 
 
@@ -95,7 +99,9 @@ def test_a_loaded_state_is_the_saved_one(method: str, tmp_path: Path) -> None:
 @every
 def test_rollback_returns_to_the_snapshot(method: str) -> None:
     adapter = make(method)
-    with pytest.raises(RuntimeError, match=r"no snapshot to roll back to; call adapter.snapshot\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"no snapshot to roll back to; call adapter.snapshot\(\)"
+    ):
         adapter.rollback()
     adapter(images(4, 0))
     adapter.snapshot()
