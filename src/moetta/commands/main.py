@@ -41,7 +41,10 @@ COMMANDS = {
     ),
     "results": Command("moetta.commands.results", "Results", "results", "finished runs in a table"),
     "report": Command(
-        "moetta.report", "ReportOptions", "report_command", "finished runs on a page with figures"
+        "moetta.commands.report",
+        "ReportOptions",
+        "report_command",
+        "finished runs on a page with figures",
     ),
     "serve": Command(
         "moetta.commands.serve", "Serve", "serve", "an adaptive classifier behind HTTP"
