@@ -1,4 +1,4 @@
-"""Send images to `moetta serve` and print what it sees: python examples/client.py IMAGE [IMAGE ...].
+"""Send images to `moetta serve` and print what it sees: python examples/client.py IMAGE ...
 
 Refusals with 429 and 503 are tried again after the time that the service asks for.
 """

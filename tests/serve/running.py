@@ -67,7 +67,9 @@ class Running:
         return "".join(self.lines)
 
     def state(self, **headers: str) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(self.url + "/v1/state", headers=headers, timeout=20).json()
+        found: dict[str, Any] = httpx.get(
+            self.url + "/v1/state", headers=headers, timeout=20
+        ).json()
         return found
 
     def metric(self, line: str) -> float:

@@ -78,10 +78,11 @@ def test_the_answer_is_the_models_own(client):
     from serve.small_service import classifier, prepare
 
     served = classifier()
-    from PIL import Image
     import io
+
     import numpy as np
     import torch
+    from PIL import Image
 
     pixels = np.array(prepare(Image.open(io.BytesIO(picture(3)))))
     image = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -168,9 +169,22 @@ def test_small_batches_are_pooled_into_one_update(client):
     assert predict(client).json()["step"] == 1
 
 
-def test_a_large_batch_is_answered_before_it_is_learnt_from(client):
+def test_a_large_batch_is_answered_before_it_is_learnt_from(client, monkeypatch):
     images = [base64.b64encode(picture(seed)).decode() for seed in range(6)]
-    assert client.post("/v1/predict", json=images).json()["step"] == 0
+    adapter = client.app.state.service.tenants.peek("default").adapter
+    learning, go_on, step_along = threading.Event(), threading.Event(), adapter.step_along
+
+    def slow(grads):
+        learning.set()
+        go_on.wait(20)
+        step_along(grads)
+
+    monkeypatch.setattr(adapter, "step_along", slow)
+    assert client.post("/v1/predict", json=images).json()["step"] == 0  # answered ...
+    assert learning.wait(5)
+    assert state(client)["step"] == 0  # ... while the update has not happened,
+    assert client.get("/healthz").status_code == 200  # and everything else goes on
+    go_on.set()
     until(lambda: state(client)["step"] == 1)
 
 
@@ -298,9 +312,8 @@ def test_a_failing_model_answers_every_request_once_and_goes_on(tmp_path, monkey
             raise RuntimeError("out of luck")
 
         good, tenant.answering = tenant.answering, broken
-        broken.on_prediction = None
         broken.paused = good.paused
-        broken.last = None
+        broken.last, broken.steps = None, 0
         assert predict(client).status_code == 500
         tenant.answering = good
         assert predict(client).status_code == 200

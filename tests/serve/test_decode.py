@@ -105,15 +105,20 @@ def test_what_is_no_image_is_refused(data, status):
     assert refused.value.status == status
 
 
+def status(data):
+    try:
+        return decoded(data).shape[0]
+    except Refusal as refusal:
+        return refusal.status
+
+
 def test_flipped_bytes_never_escape_as_another_error():
     rng = np.random.default_rng(0)
+    seen = set()
     for kind in ("PNG", "JPEG", "WEBP"):
         good = np.frombuffer(picture(kind=kind), dtype=np.uint8)
         for _ in range(150):
             bad = good.copy()
-            where = rng.integers(0, len(bad), 4)
-            bad[where] = rng.integers(0, 256, 4)
-            try:
-                assert decoded(bad.tobytes()).shape[0] == 3
-            except Refusal as refusal:
-                assert refusal.status in (413, 415, 422)
+            bad[rng.integers(0, len(bad), 4)] = rng.integers(0, 256, 4)
+            seen.add(status(bad.tobytes()))
+    assert {3, 422} <= seen <= {3, 413, 415, 422}

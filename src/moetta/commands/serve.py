@@ -154,9 +154,7 @@ def make_settings(options: Serve) -> Settings:
         for name in Settings.__dataclass_fields__
         if hasattr(options, name)
     }
-    return Settings(
-        **same, admin_token=token or None, api_keys=tuple(key for key in keys if key)
-    )
+    return Settings(**same, admin_token=token or None, api_keys=tuple(key for key in keys if key))
 
 
 def make_classifier(options: Serve) -> Classifier:

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Header, Query, Request
-from fastapi.security import HTTPBearer
+from fastapi import FastAPI, Query, Request
 from fastapi.params import Depends
+from fastapi.security import HTTPBearer
 from starlette.responses import JSONResponse, Response
 
 from moetta.serve import openapi
 from moetta.serve.access import check_admin
+from moetta.serve.openapi import StreamId
 from moetta.serve.refusal import Refusal
 from moetta.serve.service import Service
 from moetta.serve.tenants import Tenant, tenant_name
 
 log = logging.getLogger("moetta.serve")
-StreamId = Annotated[str | None, Header(alias="X-Stream-Id", description="whose adapter state")]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Everyone = Annotated[bool, Query(alias="all", description="every stream, not only this one")]
 
@@ -31,7 +31,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     def done(tenant: Tenant, snapshot: int | None = None) -> dict[str, Any]:
         paused = service.engine.paused or tenant.paused
-        step = tenant.adapter.steps
+        step = tenant.answering.steps
         return {"stream": tenant.name, "step": step, "paused": paused, "snapshot": snapshot}
 
     def route(path: str, *statuses: int) -> Callable[[Handler], Handler]:

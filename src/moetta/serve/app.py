@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Path, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -24,6 +24,7 @@ from moetta.serve import access, admin, openapi
 from moetta.serve.bodies import read_body, split
 from moetta.serve.classifier import Classifier
 from moetta.serve.jobs import Ticket
+from moetta.serve.openapi import StreamId
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.service import Service
 from moetta.serve.settings import Settings
@@ -44,7 +45,6 @@ SECURITY = {
     "Cache-Control": "no-cache",
 }
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-StreamId = Annotated[str | None, Header(alias="X-Stream-Id", description="whose adapter state")]
 
 
 def create_app(classifier: Classifier, build: Build, settings: Settings) -> FastAPI:
@@ -141,14 +141,18 @@ def _answer(ticket: Ticket, request_id: str) -> Response:
 
 
 def _observe(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", response_model=openapi.Alive, responses=openapi.refusals(503), tags=["observe"])
+    @app.get(
+        "/healthz", response_model=openapi.Alive, responses=openapi.refusals(503), tags=["observe"]
+    )
     async def healthz() -> Response:
         """The process runs, and so does the thread that answers."""
         if not service.engine.alive:
             raise Refusal(503, "the engine has stopped", retry_after=5)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", response_model=openapi.Alive, responses=openapi.refusals(503), tags=["observe"])
+    @app.get(
+        "/readyz", response_model=openapi.Alive, responses=openapi.refusals(503), tags=["observe"]
+    )
     async def readyz() -> Response:
         """Requests are accepted: send traffic here."""
         if not service.ready:
@@ -158,7 +162,10 @@ def _observe(app: FastAPI, service: Service) -> None:
     @app.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **openapi.refusals()},
+        responses={
+            200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+            **openapi.refusals(),
+        },
         tags=["observe"],
     )
     async def metrics() -> Response:

@@ -77,9 +77,7 @@ async def read_body(request: Request, settings: Settings, hold: _Hold) -> bytes:
                 hold.add(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
-        raise Refusal(
-            408, f"the body did not arrive within {settings.body_timeout:g} s"
-        ) from None
+        raise Refusal(408, f"the body did not arrive within {settings.body_timeout:g} s") from None
     except ClientDisconnect:
         raise ClientLeft from None
     return b"".join(chunks)

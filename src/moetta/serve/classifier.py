@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -162,7 +163,7 @@ class Engine:
         self._account(batch, answer, learning, begun)
 
     def _predict(self, tenant: Tenant, images: Tensor, answer: _Answer, learn: bool) -> None:
-        tenant.answering.on_prediction = answer
+        tenant.adapter.on_prediction = answer.early
         try:
             if learn:
                 logits = self._learn(tenant, images)
@@ -170,8 +171,8 @@ class Engine:
                 with tenant.answering.paused():
                     logits = tenant.answering(images)
         finally:
-            tenant.answering.on_prediction = None
-        if not answer.given:  # a method that knows its prediction only after the update
+            tenant.adapter.on_prediction = None
+        if not answer.given:  # the guard had the last word, or the method has it only now
             answer(logits)
 
     def _start_over(self, tenant: Tenant) -> None:
@@ -215,11 +216,13 @@ class Engine:
             self.metrics.update.observe(time.monotonic() - begun)
 
     def _learn(self, tenant: Tenant, images: Tensor) -> Tensor:
-        logits = tenant.answering(images)
+        with tenant.adapter.lock:  # a snapshot sees what is around the adapter before or after too
+            logits = tenant.answering(images)
         tenant.unsaved += 1
-        self.metrics.updates.inc()
         last = tenant.answering.last
-        if last is not None and last.skipped is not None:
+        if last is None or last.skipped is None:
+            self.metrics.updates.inc()
+        else:
             self.metrics.skipped.inc()
             self.why = f"not learning: {last.skipped}"
         return logits
@@ -251,11 +254,13 @@ class Engine:
                 self.recent = {k: v for k, v in self.recent.items() if k in here}
 
     def _count_events(self, tenant: Tenant) -> None:
-        events = getattr(tenant.answering, "events", ())
-        for event in list(events)[tenant.seen :]:
-            tenant.seen += 1
-            self.metrics.guard.labels(str(getattr(event, "action", "event"))).inc()
-            log.warning("guard, stream %s: %s", tenant.name, event)
+        """Count what the guard did since the last batch; it logs its reasons itself."""
+        counts = Counter[str](getattr(tenant.answering, "counts", {}))
+        if counts != tenant.counted:
+            for action, count in (counts - tenant.counted).items():
+                if ":" not in action:  # the others are the same ones by reason
+                    self.metrics.guard.labels(action).inc(count)
+            tenant.counted = counts
 
 
 class _Answer:
@@ -270,8 +275,17 @@ class _Answer:
         self.entropy = torch.zeros(0)
         self.routing: dict[str, Tensor] = {}
 
+    def early(self, logits: Tensor) -> None:
+        """Answer before the update; what is not finite is left to the guard."""
+        if bool(torch.isfinite(logits).all()):
+            self(logits)
+
     def __call__(self, logits: Tensor) -> None:
-        """Answer, unless the model's output is not finite."""
+        """Answer.
+
+        Raises:
+            NotFinite: there is nothing to answer with.
+        """
         assert self.tenant is not None
         logits = logits.float()
         if not bool(torch.isfinite(logits).all()):
@@ -284,7 +298,7 @@ class _Answer:
         top = p.topk(most)
         self.classes = top.indices[:, 0]
         labels = self._engine.classifier.labels
-        step = self.tenant.adapter.steps
+        step = self.tenant.answering.steps
         rows = zip(self._jobs, top.values.tolist(), top.indices.tolist(), strict=True)
         deliveries: list[Delivery] = []
         for number, (job, values, indices) in enumerate(rows):

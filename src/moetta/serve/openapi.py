@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Header
 from pydantic import BaseModel, Field
 
 from moetta.serve.bodies import RAW_TYPES
+from moetta.serve.tenants import NAME
+
+StreamId = Annotated[
+    str | None,
+    Header(alias="X-Stream-Id", pattern=f"^{NAME}$", description="whose adapter state"),
+]
 
 
 class Label(BaseModel):

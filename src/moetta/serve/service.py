@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from PIL import Image
@@ -92,8 +92,8 @@ class Service:
 
     def describe(self) -> str:
         """One line for the log."""
-        default = self.engine.tenants.get(DEFAULT) if not self.engine.alive else None
-        step = "" if default is None else f" at step {default.adapter.steps}"
+        default = self.tenants.peek(DEFAULT)
+        step = "" if default is None else f" at step {default.answering.steps}"
         return f"{self.classifier.name}, {len(self.classifier.labels)} classes{step}"
 
     async def _tick(self) -> None:
@@ -234,7 +234,7 @@ class Service:
             "in_memory": True,
             "method": tenant.adapter.method,
             "guarded": tenant.guarded,
-            "step": tenant.adapter.steps,
+            "step": tenant.answering.steps,
             "paused": tenant.paused,
             "pool": {"images": tenant.pooled, "needed": self.settings.learn_samples},
             "images": totals.samples,
@@ -251,13 +251,11 @@ class Service:
 
 def _event(event: Any) -> dict[str, Any]:
     """A guard's event as plain JSON data."""
-    if is_dataclass(event) and not isinstance(event, type):
-        found = {key: _plain(value) for key, value in asdict(event).items()}
-        return {**found, "text": str(event)}
-    return {"text": str(event)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | None) else str(value)
+    found = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(event).items()
+    }
+    text = f"update {event.step}: {event.action}"
+    if event.reason:
+        text += f" because of {event.reason} ({event.value:.3g}, threshold {event.threshold:.3g})"
+    return {**found, "text": text}

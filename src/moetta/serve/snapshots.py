@@ -91,9 +91,7 @@ class Snapshots:
         self.numbers = [number, *(old.number for old in earlier[: self.keep - 1])]
         return Snapshot(number, digest, path)
 
-    def restore(
-        self, load: Callable[[Path], None], number: int | None = None
-    ) -> Snapshot | None:
+    def restore(self, load: Callable[[Path], None], number: int | None = None) -> Snapshot | None:
         """Load the latest good one, or the one of that number; None if there is none.
 
         Damaged ones are passed over with a warning.

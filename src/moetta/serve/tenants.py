@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -26,13 +26,15 @@ from moetta.serve.snapshots import Snapshot, Snapshots
 log = logging.getLogger("moetta.serve")
 DEFAULT = "default"
 """The tenant of requests that name none."""
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 class Answering(Protocol):
     """An adapter, or a guard around one."""
 
-    on_prediction: Callable[[Tensor], None] | None
+    @property
+    def steps(self) -> int:
+        """Batches learnt from, or offered for it."""
 
     def __call__(self, images: Tensor, /) -> Tensor:
         """Predict, then learn."""
@@ -72,7 +74,7 @@ class Tenant:
         pooled: how many they are.
         unsaved: changes since the latest snapshot: updates, resets and rollbacks.
         saving: the snapshot that is being written.
-        seen: guard events that have been counted.
+        counted: the guard's actions that the metrics know of.
     """
 
     name: str
@@ -84,7 +86,7 @@ class Tenant:
     pooled: int = 0
     unsaved: int = 0
     saving: Future[Snapshot] | None = None
-    seen: int = 0
+    counted: Counter[str] = field(default_factory=Counter)
 
     @property
     def learns(self) -> bool:
@@ -94,7 +96,7 @@ class Tenant:
     @property
     def guarded(self) -> bool:
         """Whether a guard stands around the adapter."""
-        return not isinstance(self.answering, Adapter)
+        return self.answering is not self.adapter
 
     def clear_pool(self) -> None:
         """Forget the images that wait to be learnt from."""
@@ -109,7 +111,7 @@ def tenant_name(header: str | None) -> str:
     """
     if header is None:
         return DEFAULT
-    if not _ID.fullmatch(header):
+    if not re.fullmatch(NAME, header):
         raise Refusal(
             422,
             "X-Stream-Id must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter "
@@ -136,7 +138,7 @@ class Tenants:
         self._spare: tuple[Answering, Adapter] | None = build()
         self.folder: Path | None = None
         if settings.state is not None:
-            self.folder = settings.state / _identity(self._spare[1])
+            self.folder = settings.state / _identity(*self._spare)
             if not self.folder.is_dir() and (others := _others(self.folder)):
                 log.warning(
                     "no state of this model and configuration in %s, which starts as the source "
@@ -196,7 +198,7 @@ class Tenants:
         if tenant.snapshots is not None:
             restored = tenant.snapshots.restore(answering.load)
             if restored is not None:
-                log.info("stream %s continues at step %d", name, adapter.steps)
+                log.info("stream %s continues at step %d", name, answering.steps)
         self._here[name] = tenant
         self._known.add(name)
         return tenant
@@ -279,11 +281,11 @@ class Tenants:
         return good
 
 
-def _identity(adapter: Adapter) -> str:
+def _identity(answering: Answering, adapter: Adapter) -> str:
     """A folder name for this method, configuration and model: their states fit no others."""
     config = json.dumps(adapter.config.to_dict(), sort_keys=True)
     digest = hashlib.sha256(f"{config} {adapter.fingerprint()}".encode()).hexdigest()
-    return f"{adapter.method}-{digest[:16]}"
+    return f"{adapter.method}{'' if answering is adapter else '-guarded'}-{digest[:16]}"
 
 
 def _names(folder: Path) -> Iterator[str]:

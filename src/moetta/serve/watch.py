@@ -51,7 +51,8 @@ class Recent:
         """Share of each expert, by layer."""
         most = max((len(counts) for counts in self._load.values()), default=0)
         return {
-            name: [round(v, 4) for v in (counts / counts.sum()).tolist()] + [0.0] * (most - len(counts))
+            name: [round(v, 4) for v in (counts / counts.sum()).tolist()]
+            + [0.0] * (most - len(counts))
             for name, counts in list(self._load.items())
         }
 
