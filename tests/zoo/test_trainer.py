@@ -8,9 +8,9 @@ from PIL import Image
 from moetta.data import UnreadableImage
 from moetta.data.catalogue import SMALL_SETS
 from moetta.zoo import TrainSource, train
-from moetta.zoo.build import training_batches
+from moetta.zoo.train_and_measure import training_batches
 from moetta.zoo.recipes import RECIPES, Augment, ViTShape
-from moetta.zoo.training import Trainer, augment, epochs, learning_rate
+from moetta.zoo.trainer import Trainer, augment, epochs, learning_rate
 
 TINY = replace(
     RECIPES["digits-vit"],
