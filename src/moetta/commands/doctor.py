@@ -18,7 +18,7 @@ from torch import Tensor
 
 import moetta
 from moetta import zoo
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.data import Preprocess
 from moetta.data.cache import cache_folder
 from moetta.data.datasets import readers
