@@ -119,7 +119,7 @@ def test_damaged_weights_are_refused(tmp_path, monkeypatch):
 def test_missing_weights_say_how_to_make_them(tmp_path, monkeypatch):
     monkeypatch.setattr("moetta.zoo.shipped_models._WEIGHTS", tmp_path)
     assert zoo.available() == []
-    with pytest.raises(FileNotFoundError, match=f"train-source digits-vit --out {tmp_path}$"):
+    with pytest.raises(FileNotFoundError, match=f"train-model digits-vit --out {tmp_path}$"):
         zoo.load("digits-vit")
     with pytest.raises(FileNotFoundError, match="--data FOLDER"):
         zoo.load("cifar-vit")

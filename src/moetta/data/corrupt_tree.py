@@ -32,8 +32,8 @@ SETTINGS_FILE = ".moetta-corrupt.json"
 _LEFTOVER = re.compile(r"\..+\.JPEG\.\w+\.tmp")  # as write_atomically names them
 
 Report = Callable[[int, int, str | None], None]
-"""Called after each image with the files done, the files in total, and why the image was skipped, or
-None if it was not."""
+"""Called after each image with the files done, the files in total, and why the image was skipped
+(None if it was not)."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ def _claim(options: CorruptOptions, images: Sequence[str]) -> None:
         found = json.loads(path.read_text())
         if changed := [k for k in wanted if found.get(k) != wanted[k]]:
             raise ValueError(
-                f"{options.dst} was begun with other settings ({', '.join(changed)} differ); use the "
-                "same ones to continue, or choose another target"
+                f"{options.dst} was begun with other settings ({', '.join(changed)} differ); use "
+                "the same ones to continue, or choose another target"
             )
     else:
         write_atomically(path, json.dumps(wanted, indent=1).encode())

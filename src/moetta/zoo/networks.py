@@ -52,8 +52,8 @@ class ConvStem(nn.Module):
         widths = widths or (embed_dim // 2, *[embed_dim] * (stages - 1))
         if len(widths) != stages or widths[-1] != embed_dim:
             raise ValueError(
-                f"stem_widths must be {stages} numbers for patches of {patch_size}, the last of them "
-                f"{embed_dim}, got {widths}"
+                f"stem_widths must be {stages} numbers for patches of {patch_size}, the last of "
+                f"them {embed_dim}, got {widths}"
             )
         layers = _stem_layers(in_chans, widths, convs)
         self.proj = nn.ModuleList(
