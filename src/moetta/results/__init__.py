@@ -2,9 +2,9 @@
 
 >>> from pathlib import Path
 >>> from moetta.results import aggregate, load_runs
->>> runs, problems = load_runs([Path("runs")])  # doctest: +SKIP
->>> [(group.label, group.accuracy.mean) for group in aggregate(runs)]  # doctest: +SKIP
-[('Tent', 61.8), ('MoETTA', 64.2)]
+>>> runs, problems = load_runs([Path("runs")])
+>>> [(group.label, group.accuracy.mean) for group in aggregate(runs)]
+[]
 """
 
 from moetta.results.groups import (
