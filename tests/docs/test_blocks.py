@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from helpers.doc_blocks import ROOT, Block, blocks, pages, run
 
 

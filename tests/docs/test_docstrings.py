@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+
 from helpers.doc_blocks import ROOT
 
 SOURCES = sorted(path for path in (ROOT / "src").rglob("*.py") if ">>>" in path.read_text())

@@ -6,8 +6,9 @@ import os
 
 import nbformat
 import pytest
-from helpers.doc_blocks import ROOT
 from nbclient import NotebookClient
+
+from helpers.doc_blocks import ROOT
 
 TOUR = ROOT / "examples" / "tour.ipynb"
 

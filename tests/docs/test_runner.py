@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from helpers.doc_blocks import Block, blocks, run
 
 
@@ -71,7 +72,9 @@ def test_marks_belong_to_one_block(tmp_path):
     first, second, third = blocks(
         page(
             tmp_path,
-            "<!-- slow -->\n```bash\na\n```\n<!-- not run: no network -->\n```bash\nb\n```\n```bash\nc\n```\n",
+            "<!-- slow -->\n```bash\na\n```\n"
+            "<!-- not run: no network -->\n```bash\nb\n```\n"
+            "```bash\nc\n```\n",
         )
     )
     assert first.slow

@@ -1,7 +1,7 @@
 """Find and run the code blocks of a Markdown page.
 
-Blocks run in the page's order: Python in one namespace, shell in the same folder. What a block needs
-that readers bring themselves stands before it in an HTML comment, which no reader sees:
+Blocks run in the page's order: Python in one namespace, shell in the same folder. If a block needs
+something that readers bring themselves, an HTML comment before it, hidden from them, provides it:
 
     <!-- setup
     images = torch.rand(4, 3, 32, 32)
