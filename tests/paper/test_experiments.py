@@ -13,7 +13,7 @@ import torch
 from moetta.bench.cell import Cell, grid
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
-from moetta.methods import methods
+from moetta.methods import list_methods
 from moetta.paper.experiments import EXPERIMENTS, Experiment, Setting
 from moetta.paper.experiments.main_tables import TABLE1
 from moetta.paper.experiments.setting import Found, no_cells
@@ -40,7 +40,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_papers_order_is_ours() -> None:
-    assert list(METHODS) == list(methods())
+    assert list(METHODS) == list(list_methods())
 
 
 def test_published_figures() -> None:
