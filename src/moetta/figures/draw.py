@@ -188,6 +188,7 @@ class Curve:
         sd: Their standard deviations, drawn as a band.
         color: Grey for a line in the background.
         marker: Marks a few of its points, to be told apart without colour.
+        dash: "-", "--", ":" or "-.".
         width: Width of the line.
     """
 
@@ -197,6 +198,7 @@ class Curve:
     sd: np.ndarray | None = None
     color: str = FAINT
     marker: str = ""
+    dash: str = "-"
     width: float = 1.4
 
     @property
@@ -219,6 +221,7 @@ def draw_lines(axes: Any, curves: Sequence[Curve]) -> None:
             x,
             y,
             color=curve.color,
+            linestyle=curve.dash,
             linewidth=0.7 if curve.quiet else curve.width,
             marker=curve.marker or None,
             markersize=4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -20,13 +20,15 @@ THEMED = {INK: "currentColor", GRID: "var(--grid)", FAINT: "var(--faint)"}
 
 @dataclass(frozen=True)
 class Style:
-    """How a group is drawn."""
+    """How a group is drawn: its colour on light and on dark pages, its marker and dash."""
 
     color: str
+    dark: str
     marker: str
+    dash: str = "-"
 
 
-QUIET = Style(FAINT, "")
+QUIET = Style(FAINT, FAINT, "")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Picture:
         caption: What it shows, in one or two sentences.
         alt: The same for those who cannot see it, with the important numbers.
         figure: What is drawn.
-        colors: The colours in it that change with the page's theme.
+        colors: What its colours become on a dark page.
         other: Another view of the same, shown on demand.
     """
 
@@ -48,7 +50,7 @@ class Picture:
     caption: str
     alt: str
     figure: Figure
-    colors: frozenset[str] = field(default=frozenset())
+    colors: Mapping[str, str] = field(default_factory=dict)
     other: Picture | None = None
 
     @cached_property
@@ -75,19 +77,38 @@ def styles(groups: Collection[Group]) -> dict[str, Style]:
     """A style for each label: the method's own where the card has one, else from the palette."""
     found: dict[str, Style] = {}
     for group in groups:
-        drawn = group.first.drawn
-        color = str(drawn.get("color", "")).lower()
-        if group.variant or group.protocol or not re.fullmatch("#[0-9a-f]{6}", color):
-            continue
-        color = on_light(color)
-        if all(color != style.color for style in found.values()):
-            found[group.label] = Style(color, str(drawn.get("marker") or "o"))
+        style = None if group.variant or group.protocol else _own_style(group)
+        if style is not None and all(style.color != other.color for other in found.values()):
+            found[group.label] = style
     used = {style.color for style in found.values()}
-    free = [Style(*pair) for pair in PALETTE if pair[0] not in used]
+    free = [Style(c, on_dark(c), marker) for c, marker in PALETTE if c not in used]
     for group in groups:
         if group.label not in found:
             found[group.label] = free.pop(0) if free else QUIET
     return found
+
+
+def _own_style(group: Group) -> Style | None:
+    """How the method's registration asks to be drawn; None if it does not say."""
+    drawn = group.first.drawn
+    light = _color(drawn.get("light") or drawn.get("color"))
+    if light is None:
+        return None
+    light = on_light(light)
+    dark = _color(drawn.get("dark")) or light
+    dash = str(drawn.get("dash") or "-")
+    marker = str(drawn.get("marker") or "o")
+    return Style(light, on_dark(dark), marker, dash if dash in ("-", "--", ":", "-.") else "-")
+
+
+def _color(value: object) -> str | None:
+    text = str(value).lower()
+    return text if re.fullmatch("#[0-9a-f]{6}", text) else None
+
+
+def themed(styles: Iterable[Style]) -> dict[str, str]:
+    """What the colours of some styles become on a dark page."""
+    return {style.color: style.dark for style in styles if style is not QUIET}
 
 
 def picture_files(picture: Picture, forms: Sequence[str]) -> dict[str, bytes]:
@@ -109,7 +130,7 @@ def inline_svg(picture: Picture) -> str:
     text = re.sub(r'\bid="', f'id="{mark}--', text)
     text = re.sub(r"url\(#", f"url(#{mark}--", text)
     text = re.sub(r'(?:xlink:)?href="#', f'href="#{mark}--', text)
-    colors = {c: f"light-dark({c}, {on_dark(c)})" for c in picture.colors} | THEMED
+    colors = {c: f"light-dark({c}, {dark})" for c, dark in picture.colors.items()} | THEMED
     text = re.sub("#[0-9a-f]{6}", lambda found: colors.get(found[0], found[0]), text)
     opening, rest = text.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', opening)

@@ -11,7 +11,7 @@ from moetta.figures.draw import count_axis, label_room
 from moetta.report.contents import domain_accuracy, domain_names
 from moetta.report.curves import Along, Course, courses, has_gain
 from moetta.report.frames import Frames
-from moetta.report.pictures import QUIET, Picture, Style, leaders, styles
+from moetta.report.pictures import QUIET, Picture, Style, leaders, styles, themed
 from moetta.results import BASELINE, Comparison, Group, slug
 
 NAMED = 10  # lines that have room for a name at their end
@@ -45,7 +45,7 @@ def _curves(
         made.append(
             Curve(
                 label, course.mean.images, pick(course.mean), sd, drawn.color, drawn.marker,
-                2.2 if group is groups[0] else 1.3,
+                drawn.dash, 2.2 if group is groups[0] else 1.3,
             )
         )  # fmt: skip
     return made
@@ -86,7 +86,7 @@ def _gains_along(
         f"{_grey(groups, style)}",
         f"Lines of gain along the stream. Over the whole stream, in points: {ends}.",
         figure,
-        _colors(style),
+        themed(style.values()),
         other,
     )
 
@@ -115,7 +115,7 @@ def _absolute(
         f"{_grey(groups, style)}",
         f"Lines of accuracy along the stream. In the last window: {ends}.",
         figure,
-        _colors(style),
+        themed(style.values()),
     )
 
 
@@ -131,10 +131,6 @@ def _several(groups: Sequence[Group]) -> bool:
 def _grey(groups: Sequence[Group], style: Mapping[str, Style]) -> str:
     quiet = sum(group.label not in style for group in groups)
     return f" The other {quiet} are grey." if quiet > 1 else ""
-
-
-def _colors(style: Mapping[str, Style]) -> frozenset[str]:
-    return frozenset(drawn.color for drawn in style.values()) - {FAINT}
 
 
 def pareto(comparison: Comparison) -> Picture | None:
@@ -202,7 +198,7 @@ def pareto(comparison: Comparison) -> Picture | None:
         f"{sd}{_grey([group for group, _, _ in points], style)}",
         f"Time against accuracy: {told}.",
         figure,
-        _colors(style),
+        themed(style.values()),
     )
 
 

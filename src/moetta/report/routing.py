@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 from matplotlib import colormaps
 
-from moetta.figures import FAINT, INK, PALETTE, Curve, bars, canvas, draw_lines, heat_map
+from moetta.figures import FAINT, INK, PALETTE, Curve, bars, canvas, draw_lines, heat_map, on_dark
 from moetta.figures.draw import count_axis, label_room, name_axis
 from moetta.report.frames import Frames
-from moetta.report.pictures import Picture, styles
+from moetta.report.pictures import Picture, styles, themed
 from moetta.results import Comparison, Group, Run, slug
 
 MOST = 2  # methods whose experts are shown
@@ -138,8 +138,8 @@ def _information(comparison: Comparison, group: Group, found: Routing) -> Pictur
     if len(found.layers) < 2 or len(found.domains) < 2:
         return None
     bits = found.information()
-    color = styles([group])[group.label].color
-    figure = bars(bits, found.layers, "Information about\nthe domain, bits", color)
+    style = styles([group])[group.label]
+    figure = bars(bits, found.layers, "Information about\nthe domain, bits", style.color)
     top = int(bits.argmax())
     return Picture(
         _name("routing-information", comparison, group),
@@ -149,7 +149,7 @@ def _information(comparison: Comparison, group: Group, found: Routing) -> Pictur
         f"Bars by layer; the highest is {found.layers[top]} with {bits[top]:.2f} bits, "
         f"the mean {bits.mean():.2f}.",
         figure,
-        frozenset({color}),
+        themed([style]),
     )
 
 
@@ -215,7 +215,7 @@ def _similarity(comparison: Comparison, group: Group, frames: Frames) -> Picture
     ):
         values = [by_layer.get(layer, {}).get(column) for layer in layers]
         known = np.array([np.nan if value is None else value for value in values])
-        at_end.append(Curve(name, places, known, None, *PALETTE[place], 1.0))
+        at_end.append(Curve(name, places, known, None, *PALETTE[place], width=1.0))
     low.axhline(0, color=FAINT, linewidth=0.8)
     low.set_ylabel("Cosine at the end")
     draw_lines(low, at_end)
@@ -229,5 +229,5 @@ def _similarity(comparison: Comparison, group: Group, frames: Frames) -> Picture
         "its end.",
         f"The mean cosine of weights over all layers goes from {first:.2f} to {last:.2f}.",
         figure,
-        frozenset(color for color, _ in PALETTE[:2]),
+        {color: on_dark(color) for color, _ in PALETTE[:2]},
     )
