@@ -127,11 +127,17 @@ def serve(options: Serve) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     settings = make_settings(options)
-    classifier = make_classifier(options)
     with only_one(options.state):
+        classifier = make_classifier(options)
         app = create_app(classifier, lambda: make_adapter(options, classifier.model), settings)
-        run(app, settings, on_ready=lambda url: print(_welcome(options, url), flush=True))
-    print("stopped; everything that was accepted is answered, and the state is saved")
+        saved = run(app, settings, on_ready=lambda url: print(_welcome(options, url), flush=True))
+    if saved:
+        print("stopped; everything that was accepted is answered, and the state is saved")
+    else:
+        print("stopped, but not everything that was learnt could be saved", file=sys.stderr)
+    sys.stdout.flush()
+    # All is done; to take torch apart would cost another second, with a supervisor waiting.
+    os._exit(0 if saved else 1)
 
 
 def _welcome(options: Serve, url: str) -> str:

@@ -58,6 +58,7 @@ class Engine:
         self.metrics = metrics
         self.watch = watch
         self.paused = False
+        self.saved = False
         self.recent: dict[str, Recent] = {}
         self.why = "waiting for the first images"
         """Whether the last batch was learnt from, in words."""
@@ -83,7 +84,8 @@ class Engine:
         self.queue.close()
         if self._thread.is_alive():
             self._thread.join()
-        if not self.tenants.close():
+        self.saved = self.tenants.close()
+        if not self.saved:
             log.error("not everything that was learnt could be saved")
 
     @property
