@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from moetta.bench import Cell, run_grid
 from moetta.bench.cell_run import run_cell
-from moetta.commands.display import Display
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=256, batch_size=16, threads=1)
 TIMES = ("seconds", "seconds_noadapt")
@@ -56,15 +55,15 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def test_a_run_in_progress_is_left_to_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moetta.bench.cell_run.LOCK_SECONDS", 0.5)
+    monkeypatch.setattr("moetta.bench.lock.LOCK_SECONDS", 0.5)
     cell = replace(CELL, limit=64)
     first = run_cell(cell, tmp_path)
     next(first)
     with pytest.raises(BlockingIOError, match="another command is running this cell"):
         next(run_cell(cell, tmp_path))
-    assert "waiting up to" in capsys.readouterr().err
+    assert "waiting up to" in caplog.text
     first.close()  # as a stopped command does; the lock goes with it
     folder = finish(cell, tmp_path)
     assert not (folder / "lock").exists()
@@ -119,7 +118,7 @@ def test_killed(tmp_path: Path) -> None:
     assert_same(whole, finish(CELL, tmp_path / "parts"))
 
 
-def test_damaged_checkpoint_starts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoint_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cell = replace(CELL, limit=64)
     whole = finish(cell, tmp_path / "whole")
     work = run_cell(cell, tmp_path / "parts")
@@ -128,16 +127,16 @@ def test_damaged_checkpoint_starts_anew(tmp_path: Path, capsys: pytest.CaptureFi
     parts = tmp_path / "parts" / whole.name
     next((parts / "checkpoint").glob("adapter-*")).write_bytes(b"\0" * 64)
     assert_same(whole, finish(cell, tmp_path / "parts"))
-    assert "starting this run anew" in capsys.readouterr().err
+    assert "starting this run anew" in caplog.text
 
 
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     cell = replace(CELL, limit=64)
-    (first,) = run_grid([cell], tmp_path, display=Display())
+    (first,) = run_grid([cell], tmp_path)
     assert first.folder is not None
     before = (first.folder / "summary.json").stat().st_mtime_ns
     time.sleep(0.01)
-    (second,) = run_grid([cell], tmp_path, display=Display())
+    (second,) = run_grid([cell], tmp_path)
     assert second == first
     assert (first.folder / "summary.json").stat().st_mtime_ns == before
     assert list(run_cell(cell, tmp_path)) == []
@@ -153,8 +152,8 @@ def test_a_run_with_a_damaged_summary_is_run_again(tmp_path: Path) -> None:
 
 def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:
     cells = [replace(CELL, method=m, limit=64) for m in ("noadapt", "tent", "moetta")]
-    alone = run_grid(cells, tmp_path / "alone", display=Display())
-    crew = run_grid(cells, tmp_path / "crew", workers=2, display=Display())
+    alone = run_grid(cells, tmp_path / "alone")
+    crew = run_grid(cells, tmp_path / "crew", workers=2)
     for one, other in zip(alone, crew, strict=True):
         assert one.folder is not None
         assert other.folder is not None

@@ -15,8 +15,7 @@ import pytest
 
 from moetta.bench import Cell, run_grid
 from moetta.bench.backends import Processes
-from moetta.bench.cell_run import Progress
-from moetta.commands.display import Display
+from moetta.bench.progress import Progress, Silent
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=64, batch_size=16, threads=1)
 RUN = [
@@ -50,20 +49,20 @@ def wait_for(process: subprocess.Popen[str], event: str) -> None:
 
 def test_workers_may_have_loaders(tmp_path: Path) -> None:
     cells = [replace(CELL, method=m, limit=32, loaders=1) for m in ("tent", "sar")]
-    outcomes = run_grid(cells, tmp_path, workers=2, display=Display())
+    outcomes = run_grid(cells, tmp_path, workers=2)
     assert [o.error for o in outcomes] == [None, None]
 
 
 def test_a_worker_that_dies_costs_one_run(tmp_path: Path) -> None:
     backend = Processes(tmp_path, 2, checkpoint_seconds=0)
 
-    class Murderer(Display):
-        def update(self, cell: Cell, news: Progress) -> None:
+    class Murderer(Silent):
+        def update(self, cell: Cell, progress: Progress) -> None:
             if cell.method == "moetta":
                 backend._crew[0].process.kill()
 
     cells = [replace(CELL, limit=4000), replace(CELL, method="tent")]
-    died, done = run_grid(cells, tmp_path, backend=backend, display=Murderer())
+    died, done = run_grid(cells, tmp_path, backend=backend, listener=Murderer())
     assert died.error is not None
     assert "its process died (exit code -9)" in died.error
     assert done.folder is not None

@@ -15,7 +15,6 @@ from tiny_models import vit
 import moetta
 from moetta.bench import Cell, run_grid
 from moetta.bench.protocol import prepare
-from moetta.commands.display import Display
 from moetta.data import embedded
 from moetta.report import contents
 from moetta.results.groups import settings
@@ -28,7 +27,7 @@ CELL = Cell("moetta", "classical", "tiny_models:vit", limit=200, batch_size=32, 
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     root = tmp_path_factory.mktemp("runs")
     cells = [replace(CELL, method=m, source_images=32) for m in ("moetta", "eata", "noadapt")]
-    outcomes = run_grid(cells, root, display=Display())
+    outcomes = run_grid(cells, root)
     assert [o.error for o in outcomes] == [None] * 3
     return {c.method: load_run(o.folder) for c, o in zip(cells, outcomes, strict=True) if o.folder}
 
@@ -126,7 +125,7 @@ def test_a_silent_models_pixels_are_the_streams() -> None:
 
 def test_without_noadapt_the_baseline_is_sampled(tmp_path: Path, runs: dict[str, Run]) -> None:
     cell = replace(CELL, method="tent", batch_size=1, limit=130)
-    (outcome,) = run_grid([cell], tmp_path, display=Display())
+    (outcome,) = run_grid([cell], tmp_path)
     assert outcome.folder is not None
     steps = load_run(outcome.folder).frame("steps")
     assert steps["correct_noadapt"].is_not_null().to_list() == [i % 2 == 0 for i in range(130)]
@@ -153,10 +152,10 @@ def test_clean_images_and_forgetting(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["summary", "card"])
 def test_a_run_that_cannot_be_read_is_run_again(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cell = replace(CELL, method="noadapt", limit=64)
-    (first,) = run_grid([cell], tmp_path, display=Display())
+    (first,) = run_grid([cell], tmp_path)
     assert first.folder is not None
     whole = load_run(first.folder).summary["accuracy"]
     broken = first.folder / f"{name}.json"
@@ -164,31 +163,31 @@ def test_a_run_that_cannot_be_read_is_run_again(
     (second,) = run_grid([cell], tmp_path)
     assert second.folder == first.folder
     assert load_run(first.folder).summary["accuracy"] == whole
-    assert capsys.readouterr().err.count(str(broken)) == 1
+    assert caplog.text.count(str(broken)) == 1
 
 
 @pytest.mark.parametrize("damage", [b"PAR1 no", None])
 def test_a_damaged_noadapt_costs_only_the_full_comparison(
-    damage: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cells = [replace(CELL, method=m, batch_size=1, limit=130) for m in ("noadapt", "tent")]
-    (baseline,) = run_grid(cells[:1], tmp_path, display=Display())
+    (baseline,) = run_grid(cells[:1], tmp_path)
     assert baseline.folder is not None
     steps = baseline.folder / "steps.parquet"
     if damage is None:
         steps.unlink()
     else:
         steps.write_bytes(damage)
-    _, tent = run_grid(cells, tmp_path, display=Display())
+    _, tent = run_grid(cells, tmp_path)
     assert tent.folder is not None, tent.error
     sampled = load_run(tent.folder).frame("steps")["correct_noadapt"]
     assert sampled.null_count() == 65
-    assert str(steps) in capsys.readouterr().err
+    assert str(steps) in caplog.text
 
 
 def test_a_failing_cell_leaves_the_others_alone(tmp_path: Path) -> None:
     cells = [CELL, replace(CELL, model="tiny_models:no_model")]
-    good, bad = run_grid(cells, tmp_path, display=Display())
+    good, bad = run_grid(cells, tmp_path)
     assert good.folder is not None
     assert bad.error is not None
     assert "not a torch.nn.Module" in bad.error

@@ -1,4 +1,4 @@
-"""What an experiment is: cells to run, and a way to set their results beside the paper's."""
+"""What an experiment is: cells to run, and a way to show their results next to the paper's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moetta.bench.cell import Cell, grid
+from moetta.bench.cell import Cell
+from moetta.bench.grid import make_grid
 from moetta.data.datasets import IMAGENET_C_FOLDERS
 from moetta.data.images import named
 from moetta.paper.published import PAPER_MODELS
@@ -22,14 +23,14 @@ Found = Mapping[Cell, Run]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """On what an experiment runs.
+class Workload:
+    """What an experiment runs on.
 
     Attributes:
-        models: the first is the ViT of the experiments that use one model.
+        models: experiments that use one model take the first.
         data: folder of the data sets; None is the embedded benchmark.
-        seeds: seeds; None is the experiment's own choice.
-        common: further fields of all cells.
+        seeds: seeds; None leaves the choice to the experiment.
+        common: other fields of all cells.
     """
 
     models: tuple[str, ...] = EMBEDDED_MODELS
@@ -39,7 +40,7 @@ class Setting:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams: the paper's three, or CIFAR-10's one for CIFAR-10's models."""
+        """The paper's three streams, or the one of CIFAR-10 for its models."""
         return ("cifar10-c",) if self.models[0].startswith("cifar") else STREAMS
 
     @property
@@ -49,11 +50,11 @@ class Setting:
 
     @property
     def richest(self) -> str:
-        """Potpourri+, or the nearest there is."""
+        """Potpourri+, or the nearest that exists."""
         return self.streams[-1]
 
     def cells(self, experiment: str, seeds: Sequence[int], **axes: Any) -> list[Cell]:
-        """A grid on this setting's data; its models and seeds unless the axes say otherwise."""
+        """A grid on this workload's data, with its models and seeds unless the axes differ."""
         fields = {
             "model": list(self.models),
             "seed": list(self.seeds or seeds),
@@ -61,29 +62,44 @@ class Setting:
             "experiment": experiment,
             **self.common,
         }
-        return grid(**{**fields, **axes})
+        return make_grid(**{**fields, **axes})
 
-    @property
-    def ours(self) -> str:
-        """What the results say of their data and weights, next to the paper's figures."""
+    def note(self, *models: str, mgtta: bool = False) -> str:
+        """How our data and weights differ from the paper's, for the foot of a table.
+
+        Args:
+            models: the models in the table.
+            mgtta: whether MGTTA is in the table.
+        """
         if self.data is None:
             return (
                 "Not the paper's data or weights: the embedded benchmark (two-digit numbers, 100 "
-                f"classes, 32 x 32 pixels) and {', '.join(self.models)}. The paper's figures stand "
-                "beside ours to compare the order of methods, not the level."
+                f"classes, 32 x 32 pixels) and {', '.join(models)}. Compare the order of the "
+                "methods with the paper's, not the level."
             )
+        generator = "MGTTA's generator is our own, trained on digits-vit." if mgtta else ""
+        remarks = self._differences(models)
+        if not remarks:
+            same = "Data sets and models are the paper's; see the cards for hashes and counts."
+            return f"{same} {generator}".rstrip()
+        text = "; ".join(remarks)
+        text = f"{text[0].upper()}{text[1:]}: the paper's numbers are for orientation only."
+        return f"{text} {generator}".rstrip()
+
+    def _differences(self, models: Sequence[str]) -> list[str]:
         remarks = []
-        foreign = [model for model in self.models if model not in PAPER_MODELS]
+        foreign = [model for model in models if model not in PAPER_MODELS]
         if foreign:
-            remarks.append(f"{', '.join(foreign)} are not the paper's models")
+            verb = "is not a model" if len(foreign) == 1 else "are not models"
+            remarks.append(f"{', '.join(foreign)} {verb} of the paper")
         if self.common.get("weights"):
             remarks.append("the weights come from a local file")
         if self.streams != STREAMS:
             remarks.append("CIFAR-10 is not the paper's data")
-        elif not named(Path(self.data), IMAGENET_C_FOLDERS):
+        elif not named(Path(str(self.data)), IMAGENET_C_FOLDERS):
             remarks.append(
-                "ImageNet-C was made on the fly from the validation images, with our own frost "
-                "and without its second JPEG compression"
+                "ImageNet-C was generated on the fly from the validation images, with our own "
+                "frost and without its second JPEG compression"
             )
         if self.common.get("batch_size") not in (None, 64):
             remarks.append(f"batches hold {self.common['batch_size']} images, the paper's 64")
@@ -91,14 +107,7 @@ class Setting:
             remarks.append(f"only {self.common['limit']:,} images of each stream were used")
         if self.common.get("partial"):
             remarks.append("data sets may lack images")
-        generator = "MGTTA's generator is our own, trained on digits-vit."
-        if not remarks:
-            return (
-                "Data sets and model names are the paper's; see the cards for hashes and counts. "
-                + generator
-            )
-        text = "; ".join(remarks)
-        return f"{text[0].upper()}{text[1:]}: the paper's figures are for orientation. {generator}"
+        return remarks
 
 
 @dataclass(frozen=True)
@@ -108,21 +117,21 @@ class Experiment:
     Attributes:
         title: what it shows.
         cells: what has to be run.
-        present: makes tables of the results; pictures go to the folder.
+        present: makes tables of the results, and writes figures to the folder.
     """
 
     title: str
-    cells: Callable[[Setting], list[Cell]]
-    present: Callable[[Setting, Found, Path], list[Table]]
+    cells: Callable[[Workload], list[Cell]]
+    present: Callable[[Workload, Found, Path], list[Table]]
 
 
-def no_cells(_: Setting) -> list[Cell]:
-    """For experiments that are no grid."""
+def no_cells(_: Workload) -> list[Cell]:
+    """For experiments without a grid."""
     return []
 
 
 def pick(found: Found, **wanted: Any) -> Group | None:
-    """The runs, over seeds, of the cells with these fields; None if there are none."""
+    """The group of runs whose cells have these values; None if there are none."""
     runs = [
         run
         for cell, run in found.items()
@@ -132,7 +141,7 @@ def pick(found: Found, **wanted: Any) -> Group | None:
 
 
 def beside(ours: Group | None, paper: float | None, paper_sd: float | None = None) -> list[Entry]:
-    """Three entries: ours, the paper's, the difference."""
+    """Three entries: our number, the paper's, the difference."""
     mean = None if ours is None else ours.mean
     gap = None if mean is None or paper is None else mean - paper
     return [
@@ -143,7 +152,7 @@ def beside(ours: Group | None, paper: float | None, paper_sd: float | None = Non
 
 
 def three_columns(name: str) -> list[Column]:
-    """Headers of what `beside` gives."""
+    """The columns that `beside` fills."""
     return [
         Column(name, "ours %", best="high"),
         Column(name, "paper %"),
