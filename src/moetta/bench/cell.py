@@ -11,9 +11,7 @@ from typing import Any, get_type_hints
 import torch
 
 from moetta.core.config import Config
-from moetta.data import STREAMS
-from moetta.data.datasets import to_download
-from moetta.data.embedded import STREAMS as EMBEDDED
+from moetta.data.catalogue import is_stream, stream_names, stream_spec
 from moetta.methods import find
 from moetta.suggest import nearest, nearest_path
 from moetta.zoo import RECIPES, tuned
@@ -168,22 +166,28 @@ def _check_effective(cell: Cell) -> None:
     """Refuse options that the stream would silently ignore."""
     if cell.on_error not in ("fail", "skip"):
         raise ValueError(f"on_error must be 'fail' or 'skip', got {cell.on_error!r}")
-    own = not is_named(cell)  # the user's folder or mixture
-    embedded = cell.data is None and not own
-    for name, given, ignored in (
-        ("mask", cell.mask, own or embedded or cell.stream == "cifar10-c"),
-        ("severity", cell.severity != 5, own),
-        ("frost-folder", cell.frost_folder is not None, embedded),
-        ("preprocess", cell.preprocess != "model", embedded),
-        ("mean", cell.mean is not None, embedded),
-        ("size", cell.size is not None, embedded),
-        ("partial", cell.partial, embedded),
-        ("on-error skip", cell.on_error == "skip", embedded),
-    ):
-        if given and ignored:
-            kind = "a folder or mixture of your own" if own else f"the stream {cell.stream!r}"
-            kind += " of the embedded benchmark" if embedded else ""
-            raise ValueError(f"--{name} has no effect on {kind}: leave it out")
+    given = {
+        "mask": cell.mask,
+        "severity": cell.severity != 5,
+        "frost_folder": cell.frost_folder is not None,
+        "preprocess": cell.preprocess != "model",
+        "normalise": cell.mean is not None,
+        "size": cell.size is not None,
+        "partial": cell.partial,
+        "on_error": cell.on_error == "skip",
+    }
+    known = given.keys() - {"mask", "severity"}  # on the user's own folder or mixture
+    kind = "a folder or mixture of your own"
+    if is_named(cell):
+        spec = stream_spec(cell.stream, cell.data)
+        known = set(spec.options)
+        kind = f"the stream {cell.stream!r}"
+        kind += " of the embedded benchmark" if spec.embedded else ""
+    for name in given:
+        if given[name] and name not in known:
+            flag = {"normalise": "mean", "on_error": "on-error skip"}.get(name, name)
+            flag = flag.replace("_", "-")
+            raise ValueError(f"--{flag} has no effect on {kind}: leave it out")
 
 
 def _check_paths(cell: Cell) -> None:
@@ -192,12 +196,12 @@ def _check_paths(cell: Cell) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"there is no mixture file {path}{nearest_path(path)}")
     elif not is_named(cell) and not path.is_dir():
-        if cell.stream in STREAMS and cell.data is None:
+        if cell.data is None and is_stream(cell.stream, "data"):
             raise ValueError(
                 f"stream {cell.stream!r} needs --data, the folder of its data sets; without it "
-                f"there are only the embedded streams: {', '.join(EMBEDDED)}"
+                f"there are the embedded streams: {', '.join(stream_names(embedded=True))}"
             )
-        known = STREAMS if cell.data else EMBEDDED
+        known = stream_names(embedded=cell.data is None)
         raise ValueError(
             f"no stream {cell.stream!r}; {nearest(cell.stream, known)} (or the path of a TOML "
             "mixture, or of a folder with one folder per class)"
@@ -210,10 +214,8 @@ def _check_paths(cell: Cell) -> None:
 
 
 def _what_to_download(stream: str, data: Path) -> str:
-    parts = STREAMS.get(stream, STREAMS["potpourri+"])
-    if "cifar10-c" not in parts:  # eata and mgtta look at clean images beforehand
-        parts = tuple(dict.fromkeys((*parts, "val")))
-    lines = [f"- {to_download(part, data)}" for part in parts]
+    spec = stream_spec(stream if is_stream(stream, data) else "potpourri+", data)
+    lines = [f"- {text}" for text in spec.to_download(data)]
     return "\n".join([f"there is no data folder {data}{nearest_path(data)}; make it, with", *lines])
 
 
@@ -223,7 +225,7 @@ def _tuples(value: Any) -> Any:
 
 def is_named(cell: Cell) -> bool:
     """Whether the stream has a name, rather than being the user's own file or folder."""
-    return cell.stream in (STREAMS if cell.data else EMBEDDED)
+    return is_stream(cell.stream, cell.data)
 
 
 def resolve_config(cell: Cell) -> tuple[str, Config]:

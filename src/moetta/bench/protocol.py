@@ -25,19 +25,20 @@ from moetta.bench.models import load_model
 from moetta.core.adapter import Adapter
 from moetta.core.config import Config
 from moetta.data import (
-    Domain,
     Preprocess,
     Stream,
-    cifar10,
+    draw_images,
     embedded,
     image_folder,
-    imagenet,
     mixture,
     preprocess_for,
+    source_images,
+    stream_options,
+    stream_spec,
 )
 from moetta.data import stream as named_stream
-from moetta.data.named import stream_options
-from moetta.data.preprocess import check_preprocess, own_preprocess
+from moetta.data.named_streams import check_suits_embedded
+from moetta.data.preprocess import own_preprocess
 from moetta.methods import find
 from moetta.results.runs import SCHEMA
 
@@ -161,16 +162,14 @@ class Prepared:
             Stopped: ``stop`` said yes while they were being read.
         """
         cell, count = self.cell, self.cell.source_images
-        if cell.source is None and cell.data is None and is_named(cell):
-            return embedded.source_images(count)
-        pre = preprocessing(cell, self.model)
         if cell.source is not None:
-            return _drawn(image_folder(cell.source, pre), count, pre, stop)
-        if cell.stream == "cifar10-c":
-            assert cell.data is not None
-            return _drawn(cifar10(cell.data, "train", partial=cell.partial), count, pre, stop)
-        if cell.data is not None and is_named(cell):
-            return _drawn(imagenet("val", cell.data, pre, partial=cell.partial), count, pre, stop)
+            pre = preprocessing(cell, self.model)
+            return _until(stop, draw_images(image_folder(cell.source, pre), count, pre))
+        if is_named(cell):
+            spec = stream_spec(cell.stream, cell.data)
+            expected = None if spec.embedded else preprocessing(cell, self.model)
+            images = source_images(spec, cell.data, count, expected, partial=cell.partial)
+            return images if isinstance(images, Tensor) else _until(stop, images)
         raise ValueError(
             f"{cell.method} looks at source images before it starts: pass --source FOLDER, with "
             "images like those the model was trained on (class folders; labels are not used)"
@@ -201,7 +200,10 @@ def make_stream(cell: Cell, model: nn.Module) -> Stream:
     options |= {"seed": cell.seed, "workers": cell.loaders}
     options |= {"on_error": cell.on_error, "frost_folder": cell.frost_folder}
     if is_named(cell) and cell.data is None:
-        _check_suits_embedded(cell, model)
+        try:
+            check_suits_embedded(model)
+        except ValueError as error:
+            raise ValueError(f"{cell.model}: {error}") from error
         del options["on_error"], options["frost_folder"]  # its images are generated, not read
         return embedded.stream(cell.stream, severity=cell.severity, **options)
     pre = preprocessing(cell, model)
@@ -223,18 +225,6 @@ def make_stream(cell: Cell, model: nn.Module) -> Stream:
     return mixture(cell.stream, model=model, preprocess=pre, **options)
 
 
-def _check_suits_embedded(cell: Cell, model: nn.Module) -> None:
-    side = embedded.SIZE
-    try:
-        check_preprocess(model, Preprocess(embedded.MEAN, embedded.STD, size=(side, side)))
-    except ValueError as error:
-        raise ValueError(
-            f"{cell.model} was not made for the embedded benchmark ({side} x {side} pixels, mean "
-            f"{embedded.MEAN[0]}, std {embedded.STD[0]}): use digits-vit or digits-convnext there, "
-            "or name the folder of its own data with --data"
-        ) from error
-
-
 def preprocessing(cell: Cell, model: nn.Module) -> Preprocess:
     """How the model expects its images: as the cell says, or else as the model says."""
     if cell.mean is None or cell.std is None:
@@ -254,32 +244,13 @@ def describe_source(cell: Cell) -> dict[str, Any] | None:
         return {"images": cell.source_images, "from": f"folder {Path(cell.source).name}"}
     if not is_named(cell):
         return None
-    origin = "ImageNet validation images"
-    if cell.data is None:
-        origin = "embedded training digits"
-    elif cell.stream == "cifar10-c":
-        origin = "CIFAR-10 training images"
+    origin = stream_spec(cell.stream, cell.data).clean.origin
     return {"images": cell.source_images, "from": origin}
 
 
-class _Stoppable(list[Tensor]):
-    """Batches of source images; stops whoever iterates over them when asked to."""
-
-    def __init__(self, batches: Iterator[Tensor], stop: Callable[[], bool]) -> None:
-        self.stop = stop
-        super().__init__(self._checked(batches))
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return self._checked(super().__iter__())
-
-    def _checked(self, batches: Iterator[Tensor]) -> Iterator[Tensor]:
-        for batch in batches:
-            if self.stop():
-                raise Stopped
-            yield batch
-
-
-def _drawn(domain: Domain, count: int, pre: Preprocess, stop: Callable[[], bool]) -> _Stoppable:
-    """Some of a domain's images as the model expects them, the same ones every time."""
-    stream = Stream([domain], seed=0, limit=min(count, len(domain)), **stream_options(pre))
-    return _Stoppable((batch.images for batch in stream), stop)
+def _until(stop: Callable[[], bool], batches: Iterator[Tensor]) -> Iterator[Tensor]:
+    """The batches; raises `Stopped` as soon as ``stop`` says yes."""
+    for batch in batches:
+        if stop():
+            raise Stopped
+        yield batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetta.bench.grid import finished_folders, make_grid, require_all
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.commands.options import Running, cell_fields, expand_methods, write_report
 from moetta.commands.results import groups_tables
 from moetta.results.runs import load_run

@@ -202,12 +202,6 @@ def make_display(as_json: bool = False) -> Display:
     return LiveTable() if sys.stdout.isatty() else Lines()
 
 
-def make_console(stderr: bool = False) -> Console:
-    """A console; if it writes to a file or pipe, wide enough for any table."""
-    made = Console(stderr=stderr)
-    return made if made.is_terminal else Console(stderr=stderr, width=170)
-
-
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss or m:ss.
 

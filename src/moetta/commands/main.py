@@ -51,7 +51,10 @@ COMMANDS = {
         "moetta.commands.results", "Results", "results", "show finished runs in a table"
     ),
     "report": Command(
-        "moetta.report", "ReportOptions", "report_command", "show finished runs on a page"
+        "moetta.commands.report",
+        "ReportOptions",
+        "report_command",
+        "show finished runs on a page with figures",
     ),
     "methods": Command(
         "moetta.commands.methods", "Methods", "methods", "list the methods and their settings"

@@ -63,6 +63,6 @@ def expand_methods(names: Sequence[str]) -> list[str]:
 
 def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the HTML page of some runs."""
-    from moetta.report import write  # matplotlib takes a while to load
+    from moetta.commands.report import make_report  # matplotlib takes a while to load
 
-    return write(folders, out, title=title)
+    return make_report(folders, out, title=title)

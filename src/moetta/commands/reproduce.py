@@ -19,14 +19,13 @@ from rich.table import Table as RichTable
 from moetta.bench.cell import DataOptions
 from moetta.bench.grid import finished_folders, require_all
 from moetta.bench.progress import Outcome
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.commands.options import Running, cell_fields, write_report
-from moetta.files import write_atomically
 from moetta.paper.experiments import EXPERIMENTS, Workload
 from moetta.paper.experiments.workload import EMBEDDED_MODELS, Found
 from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import load_run
-from moetta.results.tables import Cell, Column, Table, to_csv, to_latex, to_markdown
+from moetta.results.tables import Column, Entry, Table, write_tables
 from moetta.suggest import nearest
 
 
@@ -141,14 +140,6 @@ def _show(name: str, workload: Workload, found: Found, options: Reproduce) -> No
     console.print(escape(f"tables and figures: {place}"), highlight=False)
 
 
-def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Write each table as CSV, Markdown and LaTeX."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in tables:
-        for ending, form in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
-            write_atomically(folder / f"{made.name}.{ending}", form(made).encode())
-
-
 def as_record(made: Table) -> dict[str, Any]:
     """A table as plain data."""
     columns = [column.header for column in made.columns]
@@ -171,12 +162,12 @@ def print_table(console: Console, made: Table) -> None:
         console.print(escape(note), highlight=False, style="italic")
 
 
-def _field(cell: Cell, column: Column) -> str:
-    if cell.value is None:
+def _field(entry: Entry, column: Column) -> str:
+    if entry.value is None:
         return ""
-    if isinstance(cell.value, str):
-        return escape(cell.value)
-    text = f"{cell.value:{'+' if cell.signed else ''}.{column.digits}f}"
-    if cell.sd is not None:
-        text += f" ± {cell.sd:.{column.digits}f}"
-    return f"[bold]{text}[/bold]" if cell.rank == 1 else text
+    if isinstance(entry.value, str):
+        return escape(entry.value)
+    text = f"{entry.value:{'+' if entry.signed else ''}.{column.digits}f}"
+    if entry.sd is not None:
+        text += f" ± {entry.sd:.{column.digits}f}"
+    return f"[bold]{text}[/bold]" if entry.rank == 1 else text

@@ -21,8 +21,7 @@ from moetta.paper.experiments.domains import domain_stream, prepare_whole, singl
 from moetta.paper.experiments.kept import kept
 from moetta.paper.experiments.workload import Experiment, Found, Workload, no_cells
 from moetta.paper.published import published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 SAMPLES = 7500
 NEIGHBOURS = 10
@@ -90,7 +89,7 @@ def _present(workload: Workload, _: Found, folder: Path) -> list[Table]:
     ]
     caption = f"Neighbours in the last features of {workload.models[0]}, without adaptation"
     notes = [
-        workload.note(workload.models[0]),
+        workload.ours,
         f"The paper's figure: {published()['figures']['tsne']}.",
     ]
     return [table("tsne", caption, columns, rows, notes)]

@@ -13,8 +13,7 @@ from moetta.files import read_safetensors
 from moetta.paper.experiments import pictures
 from moetta.paper.experiments.workload import Experiment, Found, Workload
 from moetta.paper.published import published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 
 def _cells(workload: Workload, experiment: str, stream: str) -> list[Cell]:
@@ -59,7 +58,7 @@ def _similarity(workload: Workload, found: Found, folder: Path) -> list[Table]:
             caption,
             columns,
             rows,
-            [workload.note(workload.models[0]), printed],
+            [workload.ours, printed],
         )
     ]
 
@@ -91,11 +90,7 @@ def _heat(workload: Workload, found: Found, folder: Path) -> list[Table]:
     columns += [Column("experts used", digits=0)]
     caption = f"Cosines between experts after {workload.richest}, {workload.models[0]}"
     printed = f"The paper's figure: {published()['figures']['expert_heatmaps']}."
-    return [
-        table(
-            "expert-heatmaps", caption, columns, rows, [workload.note(workload.models[0]), printed]
-        )
-    ]
+    return [table("expert-heatmaps", caption, columns, rows, [workload.ours, printed])]
 
 
 SIMILARITY = Experiment("how experts diverge along the stream", _similarity_cells, _similarity)

@@ -5,24 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from moetta.bench.cell import Cell
+from moetta.paper.beside import printed_accuracy
 from moetta.paper.experiments.workload import (
     SEEDS,
     Experiment,
     Found,
     Workload,
-    beside,
     pick,
-    three_columns,
 )
-from moetta.paper.published import (
-    METHODS,
-    by_method,
-    counterpart,
-    counterpart_stream,
-    published,
-)
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.paper.published import METHODS, by_method, counterpart, published
+from moetta.results.tables import Column, Entry, Table, beside, beside_columns, table
 
 
 def _accuracies(workload: Workload, found: Found, name: str, section: str) -> list[Table]:
@@ -30,24 +22,21 @@ def _accuracies(workload: Workload, found: Found, name: str, section: str) -> li
     made = []
     for model in workload.models:
         key = "vit_large" if section == "scalability" else counterpart(model)
-        printed = published()[section].get(key, {})
-        named = f" beside the paper's {key}" if printed else ""
+        named = f" beside the paper's {key}" if key else ""
         rows = []
         for method in METHODS:
             row = [Entry(method)]
             for stream in workload.streams:
                 ours = pick(found, model=model, method=method, stream=stream)
-                theirs = counterpart_stream(stream) or stream
-                sd = by_method(printed, f"{theirs}_sd", method)
-                row += beside(ours, by_method(printed, theirs, method), sd)
+                row += beside(ours, printed_accuracy(key, stream, method))
             rows.append(row)
         columns = [Column("method")]
         for stream in workload.streams:
-            columns += three_columns(stream)
+            columns += beside_columns(stream)
         caption = f"{model}{named}: accuracy over the stream"
         short = Path(model).name  # a model may be a folder
         made.append(
-            table(f"{name}-{short}", caption, columns, rows, [workload.note(model, mgtta=True)])
+            table(f"{name}-{short}", caption, columns, rows, [workload.caveat(model, mgtta=True)])
         )
     return made
 
@@ -87,10 +76,11 @@ def _table2(workload: Workload, found: Found, _: Path) -> list[Table]:
             if group is not None:
                 figure = {"activated_m": "activated_parameters", "time": "time_ratio"}.get(name)
                 figure = figure or f"{name}s"
-                value, images = group.average("cost", figure), group.average("samples")
-                if value is not None and images:
-                    scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images)
-                    ours = value * scale
+                value = group.stat("cost", figure, complete=True)
+                images = group.stat("samples")
+                if value is not None and images is not None:
+                    scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images.mean)
+                    ours = value.mean * scale
             paper = by_method(published()["table2"], name, method)
             gap = None if ours is None or paper is None else ours - paper
             row += [Entry(ours), Entry(paper), Entry(gap, signed=True)]
@@ -112,7 +102,11 @@ def _table2(workload: Workload, found: Found, _: Path) -> list[Table]:
     )
     return [
         table(
-            "table2", caption, columns, rows, [workload.note(workload.models[0], mgtta=True), timed]
+            "table2",
+            caption,
+            columns,
+            rows,
+            [workload.caveat(workload.models[0], mgtta=True), timed],
         )
     ]
 

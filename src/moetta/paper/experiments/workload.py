@@ -9,12 +9,10 @@ from typing import Any
 
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
-from moetta.data.datasets import IMAGENET_C_FOLDERS
-from moetta.data.images import named
-from moetta.paper.published import PAPER_MODELS
-from moetta.results.runs import Group, Run, group
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table
+from moetta.data.datasets import has_imagenet_c
+from moetta.paper.beside import caveat
+from moetta.results import Group, Run, make_group
+from moetta.results.tables import Table
 
 SEEDS = (42, 4242, 424242)
 EMBEDDED_MODELS = ("digits-vit", "digits-convnext")
@@ -64,50 +62,37 @@ class Workload:
         }
         return make_grid(**{**fields, **axes})
 
-    def note(self, *models: str, mgtta: bool = False) -> str:
-        """How our data and weights differ from the paper's, for the foot of a table.
+    @property
+    def ours(self) -> str:
+        """The caveat for the experiments that use one model."""
+        return self.caveat(self.models[0])
+
+    def caveat(self, model: str, mgtta: bool = False) -> str:
+        """How data and weights differ from the paper's, for the note under a table.
 
         Args:
-            models: the models in the table.
+            model: the model in the table.
             mgtta: whether MGTTA is in the table.
         """
-        if self.data is None:
-            return (
-                "Not the paper's data or weights: the embedded benchmark (two-digit numbers, 100 "
-                f"classes, 32 x 32 pixels) and {', '.join(models)}. Compare the order of the "
-                "methods with the paper's, not the level."
-            )
-        generator = "MGTTA's generator is our own, trained on digits-vit." if mgtta else ""
-        remarks = self._differences(models)
-        if not remarks:
-            same = "Data sets and models are the paper's; see the cards for hashes and counts."
-            return f"{same} {generator}".rstrip()
-        text = "; ".join(remarks)
-        text = f"{text[0].upper()}{text[1:]}: the paper's numbers are for orientation only."
-        return f"{text} {generator}".rstrip()
-
-    def _differences(self, models: Sequence[str]) -> list[str]:
         remarks = []
-        foreign = [model for model in models if model not in PAPER_MODELS]
-        if foreign:
-            verb = "is not a model" if len(foreign) == 1 else "are not models"
-            remarks.append(f"{', '.join(foreign)} {verb} of the paper")
         if self.common.get("weights"):
             remarks.append("the weights come from a local file")
-        if self.streams != STREAMS:
-            remarks.append("CIFAR-10 is not the paper's data")
-        elif not named(Path(str(self.data)), IMAGENET_C_FOLDERS):
+        imagenet = self.data is not None and self.streams == STREAMS
+        if imagenet and not has_imagenet_c(Path(str(self.data))):
             remarks.append(
                 "ImageNet-C was generated on the fly from the validation images, with our own "
                 "frost and without its second JPEG compression"
             )
         if self.common.get("batch_size") not in (None, 64):
-            remarks.append(f"batches hold {self.common['batch_size']} images, the paper's 64")
+            remarks.append(f"our batches hold {self.common['batch_size']} images, the paper's 64")
         if self.common.get("limit"):
             remarks.append(f"only {self.common['limit']:,} images of each stream were used")
         if self.common.get("partial"):
             remarks.append("data sets may lack images")
-        return remarks
+        prefix = "embedded-" if self.data is None else ""
+        text = caveat(model, {f"{prefix}{name}": None for name in self.streams}, remarks)
+        text = text or "The data sets and the model have the paper's names; see the cards for both."
+        return f"{text} MGTTA's generator is our own, trained on digits-vit." if mgtta else text
 
 
 @dataclass(frozen=True)
@@ -137,24 +122,4 @@ def pick(found: Found, **wanted: Any) -> Group | None:
         for cell, run in found.items()
         if all(getattr(cell, name) == value for name, value in wanted.items())
     ]
-    return group(runs) if runs else None
-
-
-def beside(ours: Group | None, paper: float | None, paper_sd: float | None = None) -> list[Entry]:
-    """Three entries: our number, the paper's, the difference."""
-    mean = None if ours is None else ours.mean
-    gap = None if mean is None or paper is None else mean - paper
-    return [
-        Entry(mean, None if ours is None else ours.sd),
-        Entry(paper, paper_sd),
-        Entry(gap, signed=True),
-    ]
-
-
-def three_columns(name: str) -> list[Column]:
-    """The columns that `beside` fills."""
-    return [
-        Column(name, "ours %", best="high"),
-        Column(name, "paper %"),
-        Column(name, "ours - paper"),
-    ]
+    return make_group(runs) if runs else None
