@@ -53,7 +53,7 @@ def test_a_card_is_enough_to_run_the_cell_again() -> None:
 
 
 def test_a_model_made_for_other_pictures_is_refused_by_the_embedded_streams() -> None:
-    with pytest.raises(ValueError, match="photo_model was not made for the embedded"):
+    with pytest.raises(ValueError, match="photo_model: this model was not made for the embedded"):
         prepare(replace(CELL, model="tiny_models:photo_model"))
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from PIL import Image
 from polars.testing import assert_frame_equal
 from safetensors.torch import load_file
 
 from moetta.bench import Cell, run_grid
 from moetta.bench.cell_run import run_cell
+from moetta.data import image_folder
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=256, batch_size=16, threads=1)
 TIMES = ("seconds", "seconds_noadapt")
@@ -102,7 +104,8 @@ for news in run_cell(CELL, Path(sys.argv[1]), checkpoint_seconds=0.0):
 def test_killed(tmp_path: Path) -> None:
     """SIGKILL right after a batch whose checkpoint is on disk; then in the middle of one."""
     whole = finish(CELL, tmp_path / "whole")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "parts")]
     first = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert first.returncode == -signal.SIGKILL, first.stderr
@@ -140,6 +143,28 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     assert second == first
     assert (first.folder / "summary.json").stat().st_mtime_ns == before
     assert list(run_cell(cell, tmp_path)) == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_files_are_listed_once_per_run(
+    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(8):
+        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (i, i, i)).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
+    cell = replace(CELL, stream=str(tmp_path / "photos"), limit=None, batch_size=2)
+    cell = replace(cell, model="tiny_models:photo_model")
+    if resumed:
+        work = run_cell(cell, tmp_path / "runs")
+        next(work)
+        work.close()
+    listed = []
+    monkeypatch.setattr(
+        "moetta.bench.protocol.image_folder",
+        lambda *arguments: listed.append(arguments) or image_folder(*arguments),
+    )
+    finish(cell, tmp_path / "runs")
+    assert len(listed) == 1
 
 
 def test_a_run_with_a_damaged_summary_is_run_again(tmp_path: Path) -> None:
