@@ -1,6 +1,5 @@
 """The benchmark: grids of cells, resumable; each run has a card that says what was run."""
 
-import moetta.bench._shim  # noqa: F401  TEMPORARY
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid, run_grid
 

@@ -193,4 +193,4 @@ def pairwise_cosine(rows: Tensor) -> Tensor:
     rows = rows.detach().double().cpu()
     norms = rows.norm(dim=1)
     unit = rows[norms > 0] / norms[norms > 0, None]
-    return unit @ unit.T
+    return torch.matmul(unit, unit.T)

@@ -148,7 +148,7 @@ def collapsed(paired: Tensor) -> bool:
     if not seen:
         return False
     _, ours, theirs = paired[:, seen[-1]].sum(0).tolist()
-    return 2 * ours < theirs
+    return bool(2 * ours < theirs)
 
 
 def first_gain(steps: pl.DataFrame) -> int | None:

@@ -11,7 +11,7 @@ from moetta.bench.cell import Cell, CellOptions, ComputeOptions
 from moetta.bench.grid import run_grid
 from moetta.bench.progress import Outcome
 from moetta.commands.display import make_display
-from moetta.methods import methods
+from moetta.methods import list_methods
 from moetta.paper.published import METHODS as PAPER_METHODS
 
 
@@ -49,7 +49,7 @@ def cell_fields(options: Running) -> dict[str, Any]:
 
 def expand_methods(names: Sequence[str]) -> list[str]:
     """Method names, with each group (``all``, ``paper``, or a group of methods) spelt out."""
-    known, chosen = methods(), list[str]()
+    known, chosen = list_methods(), list[str]()
     for name in names:
         if name == "all":
             chosen += known
