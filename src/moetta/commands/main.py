@@ -66,13 +66,16 @@ COMMANDS = {
         "moetta.commands.doctor", "Doctor", "doctor", "check this machine and the installation"
     ),
     "corrupt": Command(
-        "moetta.data.corrupt_tree",
-        "CorruptOptions",
-        "corrupt_tree",
+        "moetta.commands.corrupt",
+        "Corrupt",
+        "corrupt",
         "write a tree like ImageNet-C from a folder of images",
     ),
-    "train-source": Command(
-        "moetta.zoo", "TrainSource", "train", "train one of the shipped models again"
+    "train-model": Command(
+        "moetta.commands.train_model",
+        "TrainModel",
+        "train_model",
+        "train one of the shipped models again",
     ),
 }
 

@@ -10,13 +10,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from moetta import figures
 from moetta.bench.cell import Cell
 from moetta.bench.protocol import Prepared
 from moetta.bench.run_folder import CLEAN, write_frame
 from moetta.data import Domain
 from moetta.data.corruptions import CLASSICAL
 from moetta.nn.features import Features
-from moetta.paper.experiments import pictures
 from moetta.paper.experiments.domains import domain_stream, prepare_whole, single_cell
 from moetta.paper.experiments.kept import kept
 from moetta.paper.experiments.workload import Experiment, Found, Workload, no_cells
@@ -71,7 +71,8 @@ def _present(workload: Workload, _: Found, folder: Path) -> list[Table]:
     together = torch.cat(list(sets.values())).numpy()
     frame = pl.DataFrame({"data_set": names, "x": together[:, 0], "y": together[:, 1]})
     write_frame(folder / "tsne.parquet", frame)
-    pictures.points(folder / "tsne", {name: found[:, :2].numpy() for name, found in sets.items()})
+    drawn = figures.points({name: found[:, :2].numpy() for name, found in sets.items()})
+    figures.save(drawn, folder / "tsne")
     rows = [
         [
             Entry(name),

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from moetta import figures
 from moetta.bench.cell import Cell
 from moetta.bench.meter import pairwise_cosine
 from moetta.bench.protocol import Prepared
 from moetta.data import Domain
 from moetta.files import read_safetensors, write_atomically
-from moetta.paper.experiments import pictures
 from moetta.paper.experiments.domains import domain_stream, prepare_whole, single_cell
 from moetta.paper.experiments.kept import kept
 from moetta.paper.experiments.workload import Experiment, Found, Workload, no_cells
@@ -61,7 +61,9 @@ def _present(workload: Workload, _: Found, folder: Path) -> list[Table]:
     cosines = pairwise_cosine(torch.stack(list(moved.values())))
     names = [name.removeprefix("c/") for name in moved]
     lower = cosines[torch.ones_like(cosines).tril(-1).bool()]
-    pictures.heat_map(folder / "gradient-cosine", cosines.tolist(), names, names, label="cosine")
+    figures.save(
+        figures.heat_map(cosines.tolist(), names, names, label="cosine"), folder / "gradient-cosine"
+    )
     off = (cosines.sum(1) - 1) / (len(names) - 1)
     rows = [
         [Entry(f"{i} {name}"), Entry(float(off[i])), *map(Entry, cosines[i].tolist())]
