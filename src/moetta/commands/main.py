@@ -18,6 +18,7 @@ from moetta.suggest import nearest
 
 EXTRAS = {
     **dict.fromkeys(("matplotlib", "polars", "scipy", "sklearn"), "bench"),
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve"),
     "transformers": "hf",
 }
 """Which extra brings a package that the library itself does not need."""
@@ -55,6 +56,9 @@ COMMANDS = {
         "ReportOptions",
         "report_command",
         "show finished runs on a page with figures",
+    ),
+    "serve": Command(
+        "moetta.commands.serve", "Serve", "serve", "serve an adapting classifier over HTTP"
     ),
     "methods": Command(
         "moetta.commands.methods", "Methods", "methods", "list the methods and their settings"
