@@ -11,8 +11,11 @@ import tyro
 from moetta import __version__
 from moetta.suggest import nearest
 
-BENCH_EXTRA = ("matplotlib", "polars", "scipy", "sklearn")
-"""What the bench extra brings; the library itself does without."""
+EXTRAS = {
+    **dict.fromkeys(("matplotlib", "polars", "scipy", "sklearn"), "bench"),
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve"),
+}
+"""The extra that brings a package; the library itself does without them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ COMMANDS = {
         "ReportOptions",
         "report_command",
         "finished runs on a page with figures",
+    ),
+    "serve": Command(
+        "moetta.commands.serve", "Serve", "serve", "an adaptive classifier behind HTTP"
     ),
     "methods": Command(
         "moetta.commands.methods", "Methods", "methods", "the methods and their settings"
@@ -99,12 +105,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         module = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
-        if error.name not in BENCH_EXTRA:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
             raise
         print(
             f"moetta {name}: this command needs {error.name}, which is not installed; install "
-            "moetta with its bench extra: pip install 'moetta[bench]' (from a checkout: pip "
-            "install '.[bench]')",
+            f"moetta with its {extra} extra: pip install 'moetta[{extra}]' (from a checkout: pip "
+            f"install '.[{extra}]')",
             file=sys.stderr,
         )
         return 1
