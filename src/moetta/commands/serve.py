@@ -17,13 +17,13 @@ from torch import nn
 
 from moetta import zoo
 from moetta.api import adapt
-from moetta.bench.cell import parse_overrides
-from moetta.bench.models import load_model
 from moetta.core.adapter import Adapter
+from moetta.core.config import parse_overrides
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.serve import Classifier, Settings, create_app, run
 from moetta.serve.classifier import default_labels
 from moetta.serve.tenants import Answering
+from moetta.zoo.by_name import load_model
 
 TOKEN, KEYS = "MOETTA_ADMIN_TOKEN", "MOETTA_API_KEYS"
 
