@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,6 @@ class ReportOptions:
 
 def report_command(options: ReportOptions) -> None:
     """Write the report and say where it is."""
-    gc.freeze()  # spares the collector the imported modules: a tenth of the time
     page = make_report(
         options.runs,
         options.out,
