@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from moetta.bench.models import load_model
 from safetensors.torch import save_file
 
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
-from moetta.bench.models import load_model
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
 from moetta.methods import list_methods
