@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from moetta.bench.cell import Cell, grid
+from moetta.bench.cell import Cell
+from moetta.bench.grid import make_grid
+from moetta.bench.models import load_model
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
 from moetta.methods import list_methods
-from moetta.paper.experiments import EXPERIMENTS, Experiment, Setting
+from moetta.paper.experiments import EXPERIMENTS, Experiment, Workload
 from moetta.paper.experiments.main_tables import TABLE1
-from moetta.paper.experiments.setting import Found, no_cells
 from moetta.paper.experiments.sweeps import ABLATIONS, LAMBDAS
 from moetta.paper.experiments.theory import cosines, losses
+from moetta.paper.experiments.workload import Found, no_cells
 from moetta.paper.published import METHODS, by_method, published
 from moetta.results.tables import Column, Entry, Table, table
 
@@ -39,8 +42,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def test_the_papers_order_is_ours() -> None:
-    assert list(METHODS) == list(list_methods())
+def test_the_papers_methods_are_listed_in_its_order() -> None:
+    assert [name for name in list_methods() if name in METHODS] == list(METHODS)
 
 
 def test_published_figures() -> None:
@@ -51,10 +54,10 @@ def test_published_figures() -> None:
 
 
 def test_table1_has_all_cells() -> None:
-    cells = TABLE1.cells(Setting())
+    cells = TABLE1.cells(Workload())
     assert len(cells) == len(set(cells)) == 9 * 3 * 2 * 3
     assert {c.seed for c in cells} == {42, 4242, 424242}
-    (imagenet,) = {c.data for c in TABLE1.cells(Setting(("a", "b"), data="d"))}
+    (imagenet,) = {c.data for c in TABLE1.cells(Workload(("a", "b"), data="d"))}
     assert imagenet == "d"
 
 
@@ -83,10 +86,12 @@ def test_table3(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_scalability_reuses_finished_cells(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moetta.paper.experiments.main_tables.METHODS", ("noadapt", "moetta"))
-    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
     rows = read(run("scalability", out, limit=32) / "scalability-tiny_models:vit.csv")
     assert float(rows[-1]["classical, paper %"]) == 68.8
-    assert all(p.stat().st_mtime_ns == t for p, t in before.items())
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
+    assert len(before) >= 6  # two methods on three streams
+    assert read(run("scalability", out, limit=32) / "scalability-tiny_models:vit.csv") == rows
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")} == before
 
 
 def test_grid_search(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +159,44 @@ def test_theory_second_proposition_does_not_hold(out: Path) -> None:
     assert float(rows[0]["least loss, ours"]) == pytest.approx(0.8933, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gradient-cosine", "tsne", "partial-replacement", "sensitivity"])
+def test_finished_experiments_need_no_data_and_no_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moetta.paper.experiments.sweeps.EXPERTS", (3,))
+    monkeypatch.setattr("moetta.paper.experiments.sweeps.LAMBDAS", (0.2,))
+    weights = tmp_path / "vit.safetensors"
+    save_file(load_model(MODELS[0]).state_dict(), weights)
+    options = Reproduce(
+        name=name, out=tmp_path / "runs", limit=60, models=MODELS[:1], threads=1,
+        weights=str(weights),
+    )  # fmt: skip
+    reproduce(options)
+    first = {p.name: p.read_text() for p in tmp_path.glob("runs/paper/*/*.csv")}
+    assert first
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was loaded")
+
+    weights.unlink()
+    monkeypatch.setattr("moetta.bench.protocol.load_model", refuse)
+    monkeypatch.setattr("moetta.bench.protocol.make_stream", refuse)
+    reproduce(options)
+    assert {p.name: p.read_text() for p in tmp_path.glob("runs/paper/*/*.csv")} == first
+
+
+def test_what_is_not_the_papers_is_said(tmp_path: Path) -> None:
+    paper = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    workload = Workload((paper, "another"), data=str(tmp_path))
+    assert "on the fly" in workload.ours
+    (tmp_path / "ImageNet-C").mkdir()
+    assert "have the paper's names" in workload.ours
+    assert "another" not in workload.ours  # it is not in a table of the first model
+    assert "16 images" in replace(workload, common={"batch_size": 16}).ours
+    assert "MGTTA" not in workload.ours
+    assert "MGTTA" in workload.caveat(paper, mgtta=True)
+
+
 def test_unknown_experiment(out: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'table1'"):
         reproduce(Reproduce(name="tabel1", out=out))
@@ -163,16 +206,16 @@ def test_unknown_experiment(out: Path) -> None:
     }
 
 
-def failing(_: Setting) -> list[Cell]:
-    cells = grid(method=["noadapt", "tent"], stream="classical", model=MODELS[0], limit=16)
+def failing(_: Workload) -> list[Cell]:
+    cells = make_grid(method=["noadapt", "tent"], stream="classical", model=MODELS[0], limit=16)
     return [*cells, replace(cells[0], model="tiny_models:no_model")]
 
 
-def shown(_: Setting, found: Found, __: Path) -> list[Table]:
+def shown(_: Workload, found: Found, __: Path) -> list[Table]:
     return [table("shown", "Shown", [Column("runs")], [[Entry(float(len(found)))]])]
 
 
-def broken(_: Setting, __: Found, ___: Path) -> list[Table]:
+def broken(_: Workload, __: Found, ___: Path) -> list[Table]:
     raise ZeroDivisionError("a table that cannot be made")
 
 
