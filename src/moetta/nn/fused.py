@@ -101,9 +101,7 @@ def _gradients(
 def _token_sum(z: Tensor, block: int = 16) -> Tensor:
     """``z.sum(1)``, a few tokens at a time: compiled, it then reads memory in order."""
     blocks = z.shape[1] // block
-    whole = z[:, : blocks * block]
-    parts: Tensor = whole.unflatten(1, (blocks, block))  # type: ignore[no-untyped-call]
-    total = parts.sum(2).sum(1)
+    total = torch.unflatten(z[:, : blocks * block], 1, (blocks, block)).sum(2).sum(1)
     return total if z.shape[1] % block == 0 else total + z[:, blocks * block :].sum(1)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from moetta.nn import fused
 from moetta.nn.norms import Norm, normalise, trailing_activation
 
+_skip_init: Any = nn.utils.skip_init  # torch gives it no types
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -79,9 +81,7 @@ class MoENorm(nn.Module):
         self.expert_bias = nn.Parameter(torch.zeros(experts, weight.numel(), **options))
         self.router: nn.Linear | None = None
         if leader is None:
-            router = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-                nn.Linear, weight.numel(), experts, **options
-            )
+            router: nn.Linear = _skip_init(nn.Linear, weight.numel(), experts, **options)
             with torch.no_grad():  # drawn on the CPU: the same start on every device
                 draw = torch.empty(router.weight.shape, dtype=dtype)
                 router.weight.copy_(nn.init.xavier_normal_(draw, generator=generator))
