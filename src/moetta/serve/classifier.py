@@ -14,7 +14,6 @@ from moetta.data.catalogue import SMALL_SETS
 from moetta.zoo.recipes import RECIPES
 
 
-
 @dataclass(frozen=True, eq=False)
 class Classifier:
     """A source model and its borders.
