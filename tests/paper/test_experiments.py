@@ -61,6 +61,15 @@ def test_table1_has_all_cells() -> None:
     assert imagenet == "d"
 
 
+def test_the_streams_suit_the_first_model() -> None:
+    paper = ("classical", "potpourri", "potpourri+")
+    assert Workload().streams == Workload(("vit_base_patch16_224",), data="d").streams == paper
+    photos = Workload(("cifar-vit", "digits-vit"), data="d")
+    assert photos.streams == (photos.classical,) == (photos.richest,) == ("cifar10-c",)
+    assert "ImageNet-C" not in photos.ours
+    assert "ImageNet-C was generated" in Workload(("vit_base_patch16_224",), data="d").ours
+
+
 def test_table2(out: Path) -> None:
     rows = read(run("table2", out) / "table2.csv")
     assert [row["method"] for row in rows] == list(METHODS)
