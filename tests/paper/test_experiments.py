@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from moetta.bench.models import load_model
 from safetensors.torch import save_file
 
 from moetta.bench.cell import Cell
@@ -24,6 +23,7 @@ from moetta.paper.experiments.theory import cosines, losses
 from moetta.paper.experiments.workload import Found, no_cells
 from moetta.paper.published import METHODS, by_method, published
 from moetta.results.tables import Column, Entry, Table, table
+from moetta.zoo.by_name import load_model
 
 MODELS = ("tiny_models:vit", "tiny_models:convnext")
 
