@@ -20,6 +20,7 @@ from moetta.api import adapt
 from moetta.core.adapter import Adapter
 from moetta.core.config import parse_overrides
 from moetta.data.preprocess import Preprocess, preprocess_for
+from moetta.guard import Guard
 from moetta.serve import Classifier, Settings, create_app, run
 from moetta.serve.classifier import default_labels
 from moetta.serve.tenants import Answering
@@ -198,7 +199,9 @@ def make_adapter(options: Serve, model: nn.Module) -> tuple[Answering, Adapter]:
         source=options.source,
         **{**fields, **overrides},
     )
-    return adapter, adapter
+    if not options.guard or not adapter.trained:
+        return adapter, adapter
+    return Guard(adapter), adapter
 
 
 @contextmanager
