@@ -1,0 +1,510 @@
+"""A guard around an adapter: it compares with the source model and takes harmful learning back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from moetta.core.adapter import Adapter
+from moetta.core.config import Config, positive, require, share
+from moetta.core.functional import entropy
+from moetta.core.inputs import Inputs
+from moetta.core.step_report import StepReport, Totals
+from moetta.files import read_safetensors, write_atomically
+from moetta.guard.events import MODES, Event, Findings, GuardReport
+from moetta.guard.reference import Reference
+from moetta.guard.watch import Watch
+
+logger = logging.getLogger("moetta")
+
+FORMAT = "moetta-guard"
+VERSION = "1"
+EVENTS_KEPT = 100
+# Looks with every image sampled after a start, and looks between good states.
+FIRST_LOOKS = 16
+LOOKS_BETWEEN_SNAPSHOTS = 8
+# A rate is raised again after this many cool-downs without trouble.
+CALM_COOLDOWNS = 64
+_COUNTS = [f.name for f in fields(Totals) if f.name != "losses"]
+
+
+@dataclass(frozen=True)
+class GuardConfig(Config):
+    """The guard's options.
+
+    Attributes:
+        seed: seed of the choice of sampled images.
+        sample: images in one look, and the most that are sampled from one batch.
+        share: the largest share of the traffic that the source model classifies too, once the first
+            looks are over. It is what the guard costs, in forward passes per image.
+        tolerance: the share of the predictions that adaptation may spoil without it being called
+            trouble. 0.005 is half a point of accuracy.
+        interval: looks between false alarms, on average.
+        drift_limit: the largest relative distance of the trained parameters from their source
+            values. At 1 they have moved as far as they are long.
+        cooldown: images to wait after the first trouble before learning again.
+        backoff: by how much each further trouble lengthens the wait and shortens the steps.
+    """
+
+    sample: int = 16
+    share: float = 0.25
+    tolerance: float = 0.005
+    interval: float = 10_000.0
+    drift_limit: float = 1.0
+    cooldown: int = 1024
+    backoff: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        positive(self, "sample", "share", "drift_limit", "cooldown")
+        share(self, "tolerance")
+        require(self.share <= 1, f"share must be at most 1, got {self.share}")
+        require(self.interval > 1, f"interval must be above 1, got {self.interval}")
+        require(self.backoff >= 1, f"backoff must be at least 1, got {self.backoff}")
+
+
+class Guard(Adapter):
+    """An adapter that does not let another one do harm.
+
+    It is called like the adapter it wraps, and reports, saves, loads and resets like it. On a
+    sample of the traffic it asks the source model too, and compares. When the adapted model is
+    found to be worse, it goes back to the last good state and holds that; if that state is no
+    good either, it serves the source model. After a wait it learns again, in shorter steps.
+
+    ``steps``, ``totals`` and ``events`` go on counting through a rollback. Do not call the wrapped
+    adapter directly while it is guarded.
+
+    Args:
+        adapter: what to guard; taken over as it is now.
+        **options: fields of `GuardConfig`.
+
+    Attributes:
+        adapter: the wrapped adapter.
+        options: the guard's options.
+        events: the last decisions, oldest first, at most 100.
+        counts: how often each action was taken, by "action" and by "action: reason".
+        mode: "adapt", "hold" or "source"; see `Findings`.
+
+    Example:
+        >>> import timm, torch, moetta
+        >>> model = timm.create_model("test_vit", num_classes=10)
+        >>> guard = moetta.Guard(moetta.adapt(model, "tent"))
+        >>> guard(torch.randn(4, 3, 160, 160)).shape
+        torch.Size([4, 10])
+        >>> guard.last.guard.mode
+        'adapt'
+    """
+
+    def __init__(self, adapter: Adapter, **options: Any) -> None:
+        # Not super().__init__(): the network is the wrapped adapter's.
+        if not isinstance(adapter, Adapter) or isinstance(adapter, Guard):
+            raise TypeError(
+                f"Guard takes an adapter made by moetta.adapt(), not {type(adapter).__name__}"
+            )
+        self.adapter = adapter
+        self.options = GuardConfig.preset(**options)
+        self.reference = Reference(adapter)
+        self._start_over()
+        self._saved: dict[str, Tensor] | None = None
+
+    def _start_over(self) -> None:
+        """Everything the guard remembers, as at the start."""
+        options = self.options
+        self.watch = Watch(options.sample, options.tolerance, options.interval)
+        self.steps = 0
+        self.totals = Totals()
+        self.last: GuardReport | None = None
+        self.mode = "adapt"
+        self.level = 0
+        self.counts: Counter[str] = Counter()
+        self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._good = self.adapter.state_dict()
+        self._good_is_source = True
+        self._wait = 0  # images until learning resumes, or until calm
+        self._credit = 0.0
+        self._since_good = 0
+        self._drift = self.reference.drift()
+
+    def __getattr__(self, name: str) -> Any:
+        # What only the wrapped adapter has: model, network, config, trained, running, optimizer.
+        if name == "adapter":
+            raise AttributeError(name)
+        return getattr(self.adapter, name)
+
+    @property
+    def rate(self) -> float:
+        """The share of each learning step that is kept."""
+        return float(self.options.backoff**-self.level)
+
+    @property
+    def activated_parameters(self) -> int:
+        """Trained numbers that one sample's prediction uses."""
+        return self.adapter.activated_parameters
+
+    # --- the call -------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Predict a batch, learn from it unless that does harm, and watch; returns logits.
+
+        Raises:
+            ValueError: the batch is empty, has non-finite values or does not fit the model. Nothing
+                has changed then.
+        """
+        if self.adapter._paused:
+            return self._paused_call(args, kwargs)
+        if self.mode == "source":
+            logits, report = self._source_call(args, kwargs)
+            event, from_source = None, True
+        else:
+            logits, report, event = self._watched_call(args, kwargs)
+            from_source = event is not None and event.reason != ""
+        self.steps += 1
+        event = self._pass_time(report.samples) or event
+        self._publish(report, event, from_source)
+        return logits
+
+    def _paused_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The user paused: predict, and neither learn nor watch."""
+        serve_source = self.mode == "source"
+        if serve_source:
+            logits, report = self._source_call(args, kwargs, "paused")
+        else:
+            logits, report = self._adapter_call(args, kwargs)
+        self._publish(report, None, serve_source)
+        return logits
+
+    def _adapter_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, StepReport]:
+        logits = self.adapter(*args, **kwargs)
+        assert self.adapter.last is not None
+        return logits, self.adapter.last
+
+    def _source_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "guard: source model"
+    ) -> tuple[Tensor, StepReport]:
+        inputs = Inputs.checked(args, kwargs)
+        logits = self.reference.logits(inputs)
+        size = len(inputs)
+        return logits, StepReport(size, size, 0, entropy(logits), skipped=why)
+
+    def _watched_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, StepReport, Event | None]:
+        if self.mode == "hold":
+            with self.adapter.paused():
+                logits, report = self._adapter_call(args, kwargs)
+            report = _changed(report, skipped="guard: hold")
+        else:
+            before = self._values() if self.rate < 1 else None
+            logits, report = self._adapter_call(args, kwargs)
+            if before is not None:
+                self._shorten_step(before)
+        inputs = Inputs.checked(args, kwargs)
+        trouble = self._check(inputs, logits)
+        report = _changed(report, forwards=report.forwards + self._sampled)
+        if trouble is None:
+            self._keep_if_good()
+            return logits, report, None
+        event = self._act(*trouble)
+        # This batch's answers are in doubt as well.
+        logits = self.reference.logits(inputs)
+        report = _changed(report, forwards=report.forwards + len(inputs), entropy=entropy(logits))
+        return logits, report, event
+
+    def _values(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.adapter.trained.values()]
+
+    def _shorten_step(self, before: list[Tensor]) -> None:
+        """Keep only a part of the step; with SGD this is a lower learning rate."""
+        with torch.no_grad():
+            for parameter, start in zip(self.adapter.trained.values(), before, strict=True):
+                parameter.copy_(torch.lerp(start, parameter, self.rate))
+
+    # --- watching -------------------------------------------------------------------------------
+
+    def _check(self, inputs: Inputs, logits: Tensor) -> tuple[str, float, float] | None:
+        """Look at a sample of the batch; returns reason, value and threshold of trouble."""
+        self._sampled = 0
+        if not _finite(logits) or not all(map(_finite, self.adapter.trained.values())):
+            return "non-finite", math.nan, 0.0
+        index = self._choose(len(inputs))
+        if len(index) == 0:
+            return None
+        self._sampled = len(index)
+        index = index.to(logits.device)
+        source = self.reference.logits(inputs.select(index))
+        looks = self.watch.looks
+        name = self.watch.add(source, logits[index])
+        if self.watch.looks > looks:
+            self._since_good += 1
+            self._drift = self.reference.drift()
+            if self.mode == "adapt" and self._drift > self.options.drift_limit:
+                return "drift", self._drift, self.options.drift_limit
+        return None if name is None else (name, self.watch.levels[name], 1.0)
+
+    def _choose(self, size: int) -> Tensor:
+        """Positions of the images to sample: a function of (seed, step) and of the batch sizes."""
+        most = min(size, self.options.sample)
+        if self.watch.looks < FIRST_LOOKS:
+            count = most
+        else:
+            self._credit = min(self._credit + size * self.options.share, float(most))
+            count = int(self._credit)
+            self._credit -= count
+        seed = (self.options.seed * 1_000_003 + self.steps) * 1_009 + 907
+        generator = torch.Generator().manual_seed(seed % (1 << 63))
+        return torch.randperm(size, generator=generator)[:count]
+
+    def _keep_if_good(self) -> None:
+        """Remember the present state if nothing speaks against it."""
+        if self.mode != "adapt" or self._since_good < LOOKS_BETWEEN_SNAPSHOTS:
+            return
+        if self.watch.calm:
+            self._good = self.adapter.state_dict()
+            self._good_is_source = False
+            self._since_good = 0
+
+    # --- acting ---------------------------------------------------------------------------------
+
+    def _act(self, reason: str, value: float, threshold: float) -> Event:
+        """Go back: to the last good state, or to the source model if that is what failed."""
+        to_source = self.mode == "hold" or self._good_is_source
+        if to_source:
+            self.adapter.reset()
+            self._good = self.adapter.state_dict()
+            self._good_is_source = True
+        else:
+            self.adapter.load_state_dict(self._good)
+        self.mode = "source" if to_source else "hold"
+        self._wait = int(self.options.cooldown * self.options.backoff**self.level)
+        self.level += 1
+        self._forget()
+        return self._record(reason, "reset" if to_source else "rollback", value, threshold)
+
+    def _pass_time(self, images: int) -> Event | None:
+        """Resume learning after the wait; raise the rate after a long calm."""
+        if self._wait == 0:
+            return None
+        self._wait = max(0, self._wait - images)
+        if self._wait:
+            return None
+        last = self.options.cooldown * self.options.backoff ** (self.level - 1)
+        if self.mode == "adapt":
+            self.level -= 1
+            self._wait = int(CALM_COOLDOWNS * last / self.options.backoff) if self.level else 0
+            return self._record("", "calm", self.rate, 1.0)
+        self.mode = "adapt"
+        self._wait = int(CALM_COOLDOWNS * last)
+        self._forget()
+        return self._record("", "resume", self.rate, 1.0)
+
+    def _forget(self) -> None:
+        self.watch.clear()
+        self._credit = 0.0
+        self._since_good = 0
+        self._drift = self.reference.drift()
+
+    def _record(self, reason: str, action: str, value: float, threshold: float) -> Event:
+        event = Event(self.steps + (1 if reason else 0), reason, action, value, threshold)
+        self.events.append(event)
+        self.counts[action] += 1
+        if reason:
+            self.counts[f"{action}: {reason}"] += 1
+            logger.warning(
+                "guard: %s at step %d because of %s (%.4g, threshold %.4g); learning stops for %d "
+                "images",
+                action, event.step, reason, value, threshold, self._wait,
+            )  # fmt: skip
+        else:
+            logger.info("guard: %s at step %d, rate %.4g", action, event.step, self.rate)
+        return event
+
+    def _publish(self, report: StepReport, event: Event | None, from_source: bool) -> None:
+        values = {f.name: getattr(report, f.name) for f in fields(StepReport)}
+        findings = Findings(
+            mode=self.mode,
+            rate=self.rate,
+            drift=self._drift,
+            levels=self.watch.levels,
+            look=self.watch.last,
+            event=event,
+            from_source=from_source,
+        )
+        self.last = GuardReport(**values, guard=findings)
+        self.totals = self.totals.plus(self.last)
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The adapter's state and the guard's, as tensors (copies)."""
+        numbers = [
+            self.steps, self.level, MODES.index(self.mode), self._good_is_source, self._wait,
+            self._credit, self._since_good, self._drift,
+            *(getattr(self.totals, name) for name in _COUNTS),
+        ]  # fmt: skip
+        out = self.adapter.state_dict()
+        out |= {f"guard.good.{k}": v.clone() for k, v in self._good.items()}
+        out |= {f"guard.watch.{k}": v for k, v in self.watch.state().items()}
+        out |= {f"guard.count.{k}": torch.tensor(v) for k, v in self.counts.items()}
+        out |= {f"guard.loss.{k}": _double(v) for k, v in self.totals.losses.items()}
+        out["guard.numbers"] = _double(numbers)
+        out["guard.events"] = _double([e.numbers() for e in self.events]).reshape(-1, 5)
+        return out
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Restore a `state_dict`, bit for bit.
+
+        Raises:
+            ValueError: it does not fit this guard or its adapter. Nothing has changed then.
+            RuntimeError: the adapter was unwrapped.
+        """
+        parts = _parts(tensors)
+        numbers = tensors.get("guard.numbers")
+        if numbers is None or "guard.events" not in tensors or "looks" not in parts["watch"]:
+            raise ValueError(
+                "this state was not saved by a guard; load it into the adapter before guarding it"
+            )
+        if parts["watch"]["pending"].shape[1:] != self.watch.pending.shape[1:] or len(
+            numbers
+        ) != 8 + len(_COUNTS):
+            raise ValueError("this state was saved by another version of the guard")
+        present = self.adapter.state_dict()
+        self.adapter.load_state_dict(parts["good"])  # refuses what does not fit, changing nothing
+        try:
+            self.adapter.load_state_dict(parts["adapter"])
+        except ValueError:
+            self.adapter.load_state_dict(present)
+            raise
+        self._good = {k: v.clone() for k, v in parts["good"].items()}
+        self.watch.restore(parts["watch"])
+        values = numbers.tolist()
+        self.steps, self.level, mode, is_source, self._wait = map(int, values[:5])
+        self._credit, self._since_good, self._drift = values[5], int(values[6]), values[7]
+        self.mode, self._good_is_source = MODES[mode], bool(is_source)
+        totals = {
+            name: value if name == "entropy" else int(value)
+            for name, value in zip(_COUNTS, values[8:], strict=True)
+        }
+        self.totals = Totals(**totals, losses={k: float(v) for k, v in parts["loss"].items()})
+        self.counts = Counter({k: int(v) for k, v in parts["count"].items()})
+        rows = tensors["guard.events"].tolist()
+        self.events = deque(map(Event.of_numbers, rows), maxlen=EVENTS_KEPT)
+
+    def reset(self) -> None:
+        """Back to the moment of construction: the adapter, and all that the guard remembers."""
+        self.adapter.reset()
+        self._start_over()
+
+    def snapshot(self) -> None:
+        """Remember the present state, in memory."""
+        self._saved = self.state_dict()
+
+    def rollback(self) -> None:
+        """Return to the last `snapshot`.
+
+        Raises:
+            RuntimeError: there is none, or the adapter was unwrapped.
+        """
+        if self._saved is None:
+            raise RuntimeError("there is nothing to roll back to; call guard.snapshot() first")
+        self.load_state_dict(self._saved)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the state to a safetensors file, atomically."""
+        tensors = {k: v.cpu().contiguous() for k, v in self.state_dict().items()}
+        write_atomically(path, to_bytes(tensors, self._identity()))
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Restore the state from a file that `save` wrote for the same model and configuration.
+
+        Raises:
+            ValueError: the file is damaged, foreign, or made for something else.
+            RuntimeError: the adapter was unwrapped.
+        """
+        tensors, metadata = read_safetensors(path)
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} was not saved by a guard")
+        for key, ours in self._identity().items():
+            if metadata.get(key) != ours:
+                raise ValueError(
+                    f"{path} was saved for another {key}: file {metadata.get(key)!r}, here {ours!r}"
+                )
+        self.load_state_dict(tensors)
+
+    def _identity(self) -> dict[str, str]:
+        """What a file must match."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "method": self.adapter.method,
+            "config": json.dumps(self.adapter.config.to_dict(), sort_keys=True),
+            "guard": json.dumps(self.options.to_dict(), sort_keys=True),
+            "model": self.adapter.fingerprint(),
+        }
+
+    def save_source(self, path: str | PathLike[str]) -> None:
+        """Write what the adapter computed from the source images."""
+        self.adapter.save_source(path)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[Guard]:
+        """Within the block, predict without learning or watching."""
+        with self.adapter.paused():
+            yield self
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """A hash of the source model's weights."""
+        return self.adapter.fingerprint()
+
+    def unwrap(self) -> nn.Module:
+        """The original model, as it was before adaptation."""
+        return self.adapter.unwrap()
+
+    def merge(self) -> nn.Module:
+        """A model without the adapter that keeps what was learnt and stays so."""
+        return self.adapter.merge()
+
+    def __repr__(self) -> str:
+        return f"Guard({self.adapter!r}, mode={self.mode!r}, events={sum(self.counts.values())})"
+
+
+def _changed(report: StepReport, **values: Any) -> StepReport:
+    return StepReport(**{**{f.name: getattr(report, f.name) for f in fields(StepReport)}, **values})
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def _double(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _parts(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors by part: the adapter's, and the guard's good, watch, count and loss."""
+    out: dict[str, dict[str, Tensor]] = {
+        k: {} for k in ("adapter", "good", "watch", "count", "loss")
+    }
+    for key, value in tensors.items():
+        if not key.startswith("guard."):
+            out["adapter"][key] = value
+            continue
+        part, _, rest = key.removeprefix("guard.").partition(".")
+        if part in out and rest:
+            out[part][rest] = value
+    return out

@@ -1,0 +1,157 @@
+"""What the guard sees: sampled images that both models have classified, and what follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moetta.core.functional import entropy
+from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
+
+# Columns of a pending row.
+SOURCE, COMPARED, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(6)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at some sampled images showed.
+
+    Attributes:
+        agreement: share of the images on which both models agree.
+        doubt: the source model's own estimate of its error rate, 1 - mean confidence.
+        concentration: lost diversity of the adapted predictions against the source model's, nats.
+        entropy: mean entropy of the adapted predictions.
+        source_entropy: mean entropy of the source model's predictions on the same images.
+    """
+
+    agreement: float
+    doubt: float
+    concentration: float
+    entropy: float
+    source_entropy: float
+
+
+class Watch:
+    """Collects sampled images into looks, and looks into evidence.
+
+    Args:
+        size: images that make one look.
+        tolerance: the share of the predictions that adaptation may spoil unnoticed.
+        interval: looks between false alarms, of all detectors together.
+    """
+
+    def __init__(self, size: int, tolerance: float, interval: float) -> None:
+        self.size, self.tolerance = size, tolerance
+        each = 3 * interval  # three detectors share the false alarms
+        # Half a changed prediction per look is the least that any of them can vary.
+        floor = 1 / (2 * size)
+        self.concentration = MeanDetector(each, floor)
+        self.entropy = MeanDetector(each, floor)
+        self.disagreement = RateDetector(each)
+        self.frequencies: Frequencies | None = None
+        self.pending = torch.zeros(0, 6, dtype=torch.float64)
+        self.looks = 0
+        self.last: Look | None = None
+
+    @property
+    def _detectors(self) -> dict[str, MeanDetector | RateDetector]:
+        return {
+            "concentration": self.concentration,
+            "disagreement": self.disagreement,
+            "entropy": self.entropy,
+        }
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """How far each detector is towards an alarm, which is at 1."""
+        return {name: detector.level for name, detector in self._detectors.items()}
+
+    @property
+    def calm(self) -> bool:
+        """No detector holds any evidence: the usual estimate of when a change had not begun."""
+        return all(level == 0 for level in self.levels.values())
+
+    def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
+        """Take images that both models have classified; names the detector that gives alarm."""
+        source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
+        if self.frequencies is None:
+            self.frequencies = Frequencies(source_logits.shape[1])
+        source, adapted = source_logits.argmax(-1), adapted_logits.argmax(-1)
+        excused = self.frequencies.excused(source_logits, adapted)
+        doubt = 1 - source_logits.double().softmax(-1).amax(-1)
+        rows = (
+            source,
+            torch.where(excused, adapted, source),
+            adapted,
+            entropy(adapted_logits),
+            entropy(source_logits),
+            doubt,
+        )
+        self.pending = torch.cat((self.pending, torch.stack([r.double() for r in rows], 1)))
+        if len(self.pending) < self.size:
+            return None
+        self._look(self.pending, self.frequencies)
+        self.pending = self.pending[:0].clone()
+        name, level = max(self.levels.items(), key=lambda item: item[1])
+        return name if level >= 1 else None
+
+    def _look(self, rows: Tensor, frequencies: Frequencies) -> None:
+        source, compared, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
+        means = rows.mean(0)
+        differ = float((compared != adapted).sum())
+        look = Look(
+            agreement=float((source == adapted).double().mean()),
+            doubt=float(means[DOUBT]),
+            concentration=frequencies.concentration(compared, adapted),
+            entropy=float(means[ENTROPY]),
+            source_entropy=float(means[SOURCE_ENTROPY]),
+        )
+        frequencies.add(source, compared, adapted)
+        # Spoiling a share t of the predictions takes at most t ln C off an entropy of C classes.
+        allowed = self.tolerance * math.log(frequencies.counts.shape[1])
+        self.concentration.update(look.concentration - allowed)
+        self.entropy.update(look.entropy - look.source_entropy - allowed)
+        # Disagreeing on more than twice the source model's errors cannot be for the better.
+        self.disagreement.update(differ, len(rows), 2 * look.doubt)
+        self.last = look
+        self.looks += 1
+
+    def clear(self) -> None:
+        """Forget the evidence, after the adapted model was replaced."""
+        for detector in self._detectors.values():
+            detector.clear()
+        if self.frequencies is not None:
+            counts = self.frequencies.counts
+            # The source model's frequencies still hold; the replaced model's are taken to be them.
+            self.frequencies.counts = counts[:1].repeat(3, 1)
+        self.pending = self.pending[:0].clone()
+        self.looks = 0
+        self.last = None
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it remembers, as tensors."""
+        out = {
+            f"detector.{name}": torch.tensor(detector.state(), dtype=torch.float64)
+            for name, detector in self._detectors.items()
+        }
+        out["pending"] = self.pending.clone()
+        out["looks"] = torch.tensor(self.looks)
+        if self.frequencies is not None:
+            out["frequencies"] = self.frequencies.counts.clone()
+        return out
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take back a `state`."""
+        for name, detector in self._detectors.items():
+            detector.restore(state[f"detector.{name}"].tolist())
+        self.pending = state["pending"].detach().cpu().clone()
+        self.looks = int(state["looks"])
+        self.last = None
+        self.frequencies = None
+        if "frequencies" in state:
+            counts = state["frequencies"].detach().cpu().clone()
+            self.frequencies = Frequencies(counts.shape[1])
+            self.frequencies.counts = counts
