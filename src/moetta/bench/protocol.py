@@ -34,7 +34,7 @@ from moetta.data import (
     preprocess_for,
 )
 from moetta.data import stream as named_stream
-from moetta.data.named import stream_options
+from moetta.data.named_streams import stream_options
 from moetta.data.preprocess import check_preprocess, own_preprocess
 from moetta.methods import find
 from moetta.results.runs import SCHEMA
