@@ -14,6 +14,7 @@ from moetta.api import adapt
 from moetta.core.adapter import Adapter
 from moetta.core.config import Config
 from moetta.core.step_report import StepReport, Totals
+from moetta.guard import Guard
 from moetta.methods import Package
 from moetta.methods.becotta import BECoTTAConfig
 from moetta.methods.cotta import CoTTAConfig
@@ -34,6 +35,7 @@ __all__ = [
     "Config",
     "DeYOConfig",
     "EATAConfig",
+    "Guard",
     "MGTTAConfig",
     "MoETTAConfig",
     "NoAdaptConfig",
