@@ -44,15 +44,13 @@ class MeanDetector:
     """Raises an alarm when the mean of a value rises above zero, however slowly.
 
     Two CUSUMs of the standardised value, one for a slow and one for a fast rise. The standard
-    deviation is a moving estimate, never below ``floor``.
+    deviation is a moving estimate.
 
     Attributes:
         interval: looks between false alarms while the mean is at most zero.
-        floor: the smallest standard deviation that is believed.
     """
 
     interval: float
-    floor: float
     sums: list[float] = field(default_factory=lambda: [0.0] * len(REFERENCES))
     mean: float = 0.0
     square: float = 0.0
@@ -63,15 +61,17 @@ class MeanDetector:
         share = len(REFERENCES) * self.interval
         self.thresholds = [cusum_threshold(k, share) for k in REFERENCES]
 
-    def update(self, value: float) -> None:
-        """Take the value of one look."""
+    def update(self, value: float, floor: float) -> None:
+        """Take the value of one look; its standard deviation is taken to be ``floor`` at least."""
         deviation = math.sqrt(self.square / self.weight) if self.weight else 0.0
-        z = value / max(deviation, self.floor)
-        z = min(max(z, -LARGEST), LARGEST)
+        deviation = max(deviation, floor)
+        z = min(max(value / deviation, -LARGEST), LARGEST)
         self.sums = [max(0.0, s + z - k) for s, k in zip(self.sums, REFERENCES, strict=True)]
         keep = 1 - 1 / MEMORY
         centre = self.mean / self.weight if self.weight else 0.0
-        self.square = keep * self.square + (value - centre) ** 2
+        # What is beyond three deviations is the change itself, not how the value varies.
+        residual = min(abs(value - centre), 3 * deviation)
+        self.square = keep * self.square + residual**2
         self.mean = keep * self.mean + value
         self.weight = keep * self.weight + 1
 
