@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.models import CLASSES, FAMILIES, VIT, call
-from helpers.trials import METHODS, assert_same, make, portrait
 from torch import Tensor
 
 import moetta
+from helpers.models import CLASSES, FAMILIES, VIT, call
+from helpers.trials import METHODS, assert_same, make, portrait
 from moetta.guard import Event, GuardReport
 
 BATCH = 16
@@ -89,7 +89,7 @@ def test_an_adapter_in_place_is_compared_with_its_own_start():
 
 
 def test_it_guards_adapters_only():
-    with pytest.raises(TypeError, match="takes an adapter made by moetta.adapt"):
+    with pytest.raises(TypeError, match="takes an adapter made by"):
         moetta.Guard(VIT.shared())
     with pytest.raises(TypeError, match="not Guard"):
         moetta.Guard(guarded())
@@ -268,10 +268,11 @@ def test_parameters_that_run_away_are_trouble():
 
 
 def test_its_cost_is_a_quarter_of_a_forward_pass_at_most():
-    guard = guarded("noadapt")
-    for seed in range(16):
+    guard = guarded("noadapt", probation=64)
+    for seed in range(4):
         guard(images(seed))
     before = guard.totals
+    assert before.forwards == 2 * before.samples  # on probation
     for seed in range(8):
         guard(images(seed, 12))
     for seed in range(32):
@@ -364,23 +365,22 @@ def test_memory_does_not_grow():
 
 
 def test_twenty_times_the_rate_on_the_embedded_stream():
-    """Plain Tent collapses within 30 batches; guarded, it stays near the source model's accuracy."""
+    """Plain Tent loses; guarded, it loses no more than until the alarm."""
     from moetta import zoo
     from moetta.data import embedded
 
     settings = zoo.tuned("digits-vit", "tent")
     settings["lr"] *= 20
     model = zoo.load("digits-vit")
-    adapters = {
-        "noadapt": moetta.adapt(model, "noadapt"),
-        "plain": moetta.adapt(model, "tent", **settings),
-        "guarded": moetta.Guard(moetta.adapt(model, "tent", **settings)),
-    }
-    right = dict.fromkeys(adapters, 0)
+    plain = moetta.adapt(model, "tent", **settings)
+    guard = moetta.Guard(moetta.adapt(model, "tent", **settings))
+    right = torch.zeros(3)
     for batch in embedded.stream("classical", limit=64 * 30):
-        for name, adapter in adapters.items():
-            right[name] += int((adapter(batch.images).argmax(1) == batch.labels).sum())
-    share = {name: 100 * count / (64 * 30) for name, count in right.items()}
-    assert share["plain"] < share["noadapt"] - 15
-    assert share["guarded"] > share["noadapt"] - 4  # all of the loss is in the first ten batches
-    assert adapters["guarded"].counts["rollback"] + adapters["guarded"].counts["reset"] >= 1
+        with torch.no_grad():
+            answers = [model(batch.images), plain(batch.images), guard(batch.images)]
+        right += torch.stack([(a.argmax(1) == batch.labels).float().sum() for a in answers])
+    source, plain_share, guarded_share = (100 * right / (64 * 30)).tolist()
+    assert plain_share < source - 5
+    assert guarded_share > source - 2
+    assert guard.counts["reset"] + guard.counts["rollback"] >= 1
+    assert guard.events[0].step <= 10

@@ -49,7 +49,7 @@ def test_a_collapse_is_found_within_a_few_looks():
     bias = torch.zeros(CLASSES)
     bias[3] = 50.0
     number, name = first_alarm(bias)
-    assert name in ("concentration", "disagreement")
+    assert name in ("concentration", "overruling")
     assert number < 8
 
 
@@ -58,7 +58,25 @@ def test_a_model_that_answers_at_random_is_found():
     generator = torch.Generator().manual_seed(4)
     watch = Watch(16, 0.005, 10_000)
     names = [watch.add(traffic(generator), traffic(generator)) for _ in range(100)]
-    assert "disagreement" in names
+    assert names.index("overruling") < 6
+    assert watch.levels["disagreement"] > 1
+
+
+def test_what_is_overruled_decides_not_how_often():
+    """Both adapted models change one prediction in four: doubtful ones, or any."""
+    generator = torch.Generator().manual_seed(9)
+    for doubtful in (True, False):
+        watch, names = Watch(16, 0.005, 10_000), set()
+        for _ in range(300):
+            source = traffic(generator)
+            confidence = source.softmax(-1).amax(-1)
+            order = confidence.argsort() if doubtful else torch.arange(16)
+            adapted = source.clone()
+            for row in order[:4].tolist():
+                first, second = source[row].topk(2).indices
+                adapted[row, second] = source[row, first] + 1
+            names.add(watch.add(source, adapted))
+        assert ("overruling" in names) != doubtful
 
 
 def test_a_model_that_forgets_all_it_knew_is_found():

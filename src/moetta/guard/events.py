@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from moetta.core.step_report import StepReport
 from moetta.guard.watch import Look
 
-REASONS = ("concentration", "disagreement", "entropy", "drift", "non-finite")
+REASONS = ("concentration", "overruling", "disagreement", "entropy", "drift", "non-finite")
 ACTIONS = ("rollback", "reset", "resume", "calm")
 MODES = ("adapt", "hold", "source")
 
@@ -18,8 +18,8 @@ class Event:
 
     Attributes:
         step: the guard's call at which it was taken, from 1.
-        reason: what led to it: "concentration", "disagreement", "entropy", "drift", "non-finite";
-            empty for "resume" and "calm", which only time leads to.
+        reason: what led to it: "concentration", "overruling", "disagreement", "entropy", "drift" or
+            "non-finite"; empty for "resume" and "calm", which only time leads to.
         action: "rollback" (to the last good state, and hold it), "reset" (to the source model, and
             serve that), "resume" (learn again, at a lower rate), "calm" (raise the rate again).
         value: what was measured.

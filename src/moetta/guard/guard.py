@@ -31,8 +31,8 @@ logger = logging.getLogger("moetta")
 FORMAT = "moetta-guard"
 VERSION = "1"
 EVENTS_KEPT = 100
-# Looks with every image sampled after a start, and looks between good states.
-FIRST_LOOKS = 16
+# From this level of any detector on, every image is looked at.
+SUSPICION = 0.5
 LOOKS_BETWEEN_SNAPSHOTS = 8
 # A rate is raised again after this many cool-downs without trouble.
 CALM_COOLDOWNS = 64
@@ -45,9 +45,11 @@ class GuardConfig(Config):
 
     Attributes:
         seed: seed of the choice of sampled images.
-        sample: images in one look, and the most that are sampled from one batch.
-        share: the largest share of the traffic that the source model classifies too, once the first
-            looks are over. It is what the guard costs, in forward passes per image.
+        sample: images in one look, and the most that are sampled from one batch in good times.
+        share: the largest share of the traffic that the source model classifies too, in good times.
+            It is what the guard costs, in forward passes per image.
+        probation: images after a start or a resumption that the source model classifies all; so it
+            does when a detector is half-way to an alarm.
         tolerance: the share of the predictions that adaptation may spoil without it being called
             trouble. 0.005 is half a point of accuracy.
         interval: looks between false alarms, on average.
@@ -59,6 +61,7 @@ class GuardConfig(Config):
 
     sample: int = 16
     share: float = 0.25
+    probation: int = 1024
     tolerance: float = 0.005
     interval: float = 10_000.0
     drift_limit: float = 1.0
@@ -69,6 +72,7 @@ class GuardConfig(Config):
         """Refuse values out of range."""
         super().__post_init__()
         positive(self, "sample", "share", "drift_limit", "cooldown")
+        require(self.probation >= 0, f"probation must be at least 0, got {self.probation}")
         share(self, "tolerance")
         require(self.share <= 1, f"share must be at most 1, got {self.share}")
         require(self.interval > 1, f"interval must be above 1, got {self.interval}")
@@ -134,6 +138,7 @@ class Guard(Adapter):
         self._good_is_source = True
         self._wait = 0  # images until learning resumes, or until calm
         self._credit = 0.0
+        self._probation = self.options.probation
         self._since_good = 0
         self._drift = self.reference.drift()
 
@@ -208,10 +213,10 @@ class Guard(Adapter):
                 logits, report = self._adapter_call(args, kwargs)
             report = _changed(report, skipped="guard: hold")
         else:
-            before = self._values() if self.rate < 1 else None
+            kept = self.rate * self._evidence(args, kwargs)
+            before = self._values() if kept < 1 else []
             logits, report = self._adapter_call(args, kwargs)
-            if before is not None:
-                self._shorten_step(before)
+            self._shorten_step(before, kept)
         inputs = Inputs.checked(args, kwargs)
         trouble = self._check(inputs, logits)
         report = _changed(report, forwards=report.forwards + self._sampled)
@@ -227,11 +232,19 @@ class Guard(Adapter):
     def _values(self) -> list[Tensor]:
         return [p.detach().clone() for p in self.adapter.trained.values()]
 
-    def _shorten_step(self, before: list[Tensor]) -> None:
+    def _evidence(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        """How much of a look this batch is: steps on fewer images are as much shorter.
+
+        This is the linear scaling rule of learning rates, below one look; without it a batch of one
+        image moves the model as far as one of 64.
+        """
+        return min(1.0, len(Inputs.checked(args, kwargs)) / self.options.sample)
+
+    def _shorten_step(self, before: list[Tensor], kept: float) -> None:
         """Keep only a part of the step; with SGD this is a lower learning rate."""
         with torch.no_grad():
-            for parameter, start in zip(self.adapter.trained.values(), before, strict=True):
-                parameter.copy_(torch.lerp(start, parameter, self.rate))
+            for parameter, start in zip(self.adapter.trained.values(), before, strict=False):
+                parameter.copy_(torch.lerp(start, parameter, kept))
 
     # --- watching -------------------------------------------------------------------------------
 
@@ -249,7 +262,7 @@ class Guard(Adapter):
         looks = self.watch.looks
         name = self.watch.add(source, logits[index])
         if self.watch.looks > looks:
-            self._since_good += 1
+            self._since_good += self.watch.looks - looks
             self._drift = self.reference.drift()
             if self.mode == "adapt" and self._drift > self.options.drift_limit:
                 return "drift", self._drift, self.options.drift_limit
@@ -257,13 +270,13 @@ class Guard(Adapter):
 
     def _choose(self, size: int) -> Tensor:
         """Positions of the images to sample: a function of (seed, step) and of the batch sizes."""
-        most = min(size, self.options.sample)
-        if self.watch.looks < FIRST_LOOKS:
-            count = most
-        else:
-            self._credit = min(self._credit + size * self.options.share, float(most))
+        count = size
+        if self._probation <= 0 and max(self.watch.levels.values()) < SUSPICION:
+            most = float(min(size, self.options.sample))
+            self._credit = min(self._credit + size * self.options.share, most)
             count = int(self._credit)
             self._credit -= count
+        self._probation = max(0, self._probation - size)
         seed = (self.options.seed * 1_000_003 + self.steps) * 1_009 + 907
         generator = torch.Generator().manual_seed(seed % (1 << 63))
         return torch.randperm(size, generator=generator)[:count]
@@ -314,6 +327,7 @@ class Guard(Adapter):
     def _forget(self) -> None:
         self.watch.clear()
         self._credit = 0.0
+        self._probation = self.options.probation
         self._since_good = 0
         self._drift = self.reference.drift()
 
@@ -352,7 +366,7 @@ class Guard(Adapter):
         """The adapter's state and the guard's, as tensors (copies)."""
         numbers = [
             self.steps, self.level, MODES.index(self.mode), self._good_is_source, self._wait,
-            self._credit, self._since_good, self._drift,
+            self._credit, self._since_good, self._drift, self._probation,
             *(getattr(self.totals, name) for name in _COUNTS),
         ]  # fmt: skip
         out = self.adapter.state_dict()
@@ -379,7 +393,7 @@ class Guard(Adapter):
             )
         if parts["watch"]["pending"].shape[1:] != self.watch.pending.shape[1:] or len(
             numbers
-        ) != 8 + len(_COUNTS):
+        ) != 9 + len(_COUNTS):
             raise ValueError("this state was saved by another version of the guard")
         present = self.adapter.state_dict()
         self.adapter.load_state_dict(parts["good"])  # refuses what does not fit, changing nothing
@@ -393,10 +407,11 @@ class Guard(Adapter):
         values = numbers.tolist()
         self.steps, self.level, mode, is_source, self._wait = map(int, values[:5])
         self._credit, self._since_good, self._drift = values[5], int(values[6]), values[7]
+        self._probation = int(values[8])
         self.mode, self._good_is_source = MODES[mode], bool(is_source)
         totals = {
             name: value if name == "entropy" else int(value)
-            for name, value in zip(_COUNTS, values[8:], strict=True)
+            for name, value in zip(_COUNTS, values[9:], strict=True)
         }
         self.totals = Totals(**totals, losses={k: float(v) for k, v in parts["loss"].items()})
         self.counts = Counter({k: int(v) for k, v in parts["count"].items()})

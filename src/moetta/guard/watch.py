@@ -11,6 +11,10 @@ from torch import Tensor
 from moetta.core.functional import entropy
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
 
+# The source model's mean confidence in answers that are overruled at random is its mean confidence
+# on all images; in answers that are overruled because they are doubtful it is about half of that
+# (0.55 to 0.6 of it while adaptation helps most). This is half-way.
+OVERRULED = 0.75
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
 # both shipped ViTs on their classical streams. A factor of 2 is granted.
 OVERCONFIDENCE = 2.0
@@ -24,6 +28,7 @@ class Look:
 
     Attributes:
         agreement: share of the images on which both models agree.
+        overruled: the source model's mean confidence where they disagree; 0 where they never do.
         doubt: the source model's own estimate of its error rate, 1 - mean confidence.
         concentration: lost diversity of the adapted predictions against the source model's, nats.
         entropy: mean entropy of the adapted predictions.
@@ -31,6 +36,7 @@ class Look:
     """
 
     agreement: float
+    overruled: float
     doubt: float
     concentration: float
     entropy: float
@@ -48,8 +54,9 @@ class Watch:
 
     def __init__(self, size: int, tolerance: float, interval: float) -> None:
         self.size, self.tolerance = size, tolerance
-        each = 3 * interval  # three detectors share the false alarms
+        each = 4 * interval  # four detectors share the false alarms
         self.concentration = MeanDetector(each)
+        self.overruling = MeanDetector(each)
         self.entropy = MeanDetector(each)
         self.disagreement = RateDetector(each)
         self.frequencies: Frequencies | None = None
@@ -61,6 +68,7 @@ class Watch:
     def _detectors(self) -> dict[str, MeanDetector | RateDetector]:
         return {
             "concentration": self.concentration,
+            "overruling": self.overruling,
             "disagreement": self.disagreement,
             "entropy": self.entropy,
         }
@@ -92,19 +100,22 @@ class Watch:
             doubt,
         )
         self.pending = torch.cat((self.pending, torch.stack([r.double() for r in rows], 1)))
-        if len(self.pending) < self.size:
-            return None
-        self._look(self.pending, self.frequencies)
-        self.pending = self.pending[:0].clone()
-        name, level = max(self.levels.items(), key=lambda item: item[1])
-        return name if level >= 1 else None
+        while len(self.pending) >= self.size:
+            self._look(self.pending[: self.size], self.frequencies)
+            self.pending = self.pending[self.size :].clone()
+            name, level = max(self.levels.items(), key=lambda item: item[1])
+            if level >= 1:
+                return name
+        return None
 
     def _look(self, rows: Tensor, frequencies: Frequencies) -> None:
         source, compared, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
         means = rows.mean(0)
-        differ = float((compared != adapted).sum())
+        differ = compared != adapted
+        sure = 1 - rows[:, DOUBT]
         look = Look(
             agreement=float((source == adapted).double().mean()),
+            overruled=float(sure[differ].mean()) if differ.any() else 0.0,
             doubt=float(means[DOUBT]),
             concentration=frequencies.concentration(compared, adapted),
             entropy=float(means[ENTROPY]),
@@ -116,11 +127,13 @@ class Watch:
         floor = largest / (4 * self.size)
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
+        excess = (sure - OVERRULED * sure.mean())[differ].sum() / len(rows)
+        self.overruling.update(float(excess), 1 / (4 * self.size))
         # Adapting makes predictions surer; half-way to knowing nothing is no longer adapting.
         self.entropy.update(look.entropy - (look.source_entropy + largest) / 2, floor)
         # Disagreeing on more than twice the source model's errors cannot be for the better.
         errors = min(OVERCONFIDENCE * look.doubt, 0.45)
-        self.disagreement.update(differ, len(rows), 2 * errors)
+        self.disagreement.update(float(differ.sum()), len(rows), 2 * errors)
         self.last = look
         self.looks += 1
 
