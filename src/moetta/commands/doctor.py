@@ -102,7 +102,7 @@ def _weights(name: str) -> Finding:
     topic = f"weights of {name}"
     if name not in zoo.available():
         return Finding(
-            topic, None, f"not here; moetta train-source {name} --help says how to make them"
+            topic, None, f"not here; moetta train-model {name} --help says how to make them"
         )
     try:
         zoo.load(name)
@@ -134,8 +134,8 @@ def _self_test() -> Finding:
         )
         images = torch.randn(3, 8, 3, 32, 32)
     try:
-        for name, method in moetta.methods().items():
-            source = images[2] if method.adapter.needs_source else None
+        for name, method in moetta.list_methods().items():
+            source = images[2] if method.needs_source else None
             adapter = moetta.adapt(model, name, source=source)
             if not all(adapter(batch).isfinite().all() for batch in images[:2]):
                 return Finding("self-test", False, f"{name} predicts numbers that are not finite")
@@ -143,7 +143,7 @@ def _self_test() -> Finding:
     except Exception as error:  # whatever it is, it is a finding
         return Finding("self-test", False, f"{type(error).__name__}: {error}")
     took = time.monotonic() - begun
-    return Finding("self-test", True, f"{len(moetta.methods())} methods adapt ({took:.1f} s)")
+    return Finding("self-test", True, f"{len(moetta.list_methods())} methods adapt ({took:.1f} s)")
 
 
 def _check_state(model: torch.nn.Module, images: Tensor) -> None:
