@@ -80,9 +80,7 @@ def test_an_adapter_in_place_is_compared_with_its_own_start():
     before = guard.adapter.state_dict()
     with torch.no_grad():
         expected = start(images(9))
-    torch.testing.assert_close(
-        guard.reference.logits(moetta.core.inputs.Inputs((images(9),), {})), expected
-    )
+    torch.testing.assert_close(guard.reference.logits(moetta.Inputs((images(9),), {})), expected)
     assert_same(guard.adapter.state_dict(), before)
     assert guard.unwrap() is model
     assert_same(model.state_dict(), start.state_dict())
@@ -123,6 +121,31 @@ def test_paused_predicts_and_changes_nothing_but_the_totals():
         {k: v for k, v in before.items() if k.startswith("param.")},
     )
     assert guard.totals.samples == 2 * BATCH
+
+
+def test_answers_are_told_before_the_update_and_only_once():
+    guard = guarded()
+    told: list[Tensor] = []
+    weights: list[Tensor] = []
+
+    def listen(logits: Tensor) -> None:
+        told.append(logits)
+        weights.append(next(iter(guard.trained.values())).detach().clone())
+
+    guard.on_prediction = listen
+    start = next(iter(guard.trained.values())).detach().clone()
+    returned = [guard(images(0))]
+    assert_same(weights[0], start)
+    with guard.paused():
+        returned.append(guard(images(1)))
+    spoil(guard)
+    while guard.mode != "source":
+        returned.append(guard(images(len(returned))))
+    assert guard.last.guard.from_source
+    returned.append(guard(images(9)))
+    assert len(told) == len(returned)
+    for mine, theirs in zip(told, returned, strict=True):
+        assert_same(mine, theirs)
 
 
 def test_reset_is_a_new_guard():

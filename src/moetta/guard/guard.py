@@ -7,10 +7,10 @@ import json
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save as to_bytes
@@ -84,8 +84,8 @@ class Guard(Adapter):
 
     It is called like the adapter it wraps, and reports, saves, loads and resets like it. On a
     sample of the traffic it asks the source model too, and compares. When the adapted model is
-    found to be worse, it goes back to the last good state and holds that; if that state is no
-    good either, it serves the source model. After a wait it learns again, in shorter steps.
+    found to be worse, it goes back to the last good state and holds that; at the next trouble it
+    goes back to the source model and serves that. After a wait it learns again, in shorter steps.
 
     ``steps``, ``totals`` and ``events`` go on counting through a rollback. Do not call the wrapped
     adapter directly while it is guarded.
@@ -120,6 +120,8 @@ class Guard(Adapter):
         self.adapter = adapter
         self.options = GuardConfig.preset(**options)
         self.reference = Reference(adapter)
+        self.on_prediction: Callable[[Tensor], None] | None = adapter.on_prediction
+        self._paused = False
         self._start_over()
         self._saved: dict[str, Tensor] | None = None
 
@@ -163,82 +165,99 @@ class Guard(Adapter):
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Predict a batch, learn from it unless that does harm, and watch; returns logits.
 
+        ``on_prediction`` gets these logits before the update, as with any adapter; they have been
+        looked at by then.
+
         Raises:
             ValueError: the batch is empty, has non-finite values or does not fit the model. Nothing
                 has changed then.
         """
-        if self.adapter._paused:
-            return self._paused_call(args, kwargs)
-        if self.mode == "source":
-            logits, report = self._source_call(args, kwargs)
-            event, from_source = None, True
-        else:
-            logits, report, event = self._watched_call(args, kwargs)
-            from_source = event is not None and event.reason != ""
-        self.steps += 1
-        event = self._pass_time(report.samples) or event
-        self._publish(report, event, from_source)
-        return logits
+        with self.lock:
+            self.surgery.check_alive()
+            inputs = Inputs.checked(args, kwargs)
+            if self._paused:
+                logits, report = (
+                    self._source(inputs) if self.mode == "source" else self._asked(inputs)
+                )
+                self._publish(_changed(report, skipped="paused"), None, self.mode == "source")
+                return logits
+            if self.mode == "source":
+                logits, report = self._source(inputs)
+                event, from_source = None, True
+            else:
+                logits, report, event = self._watched(inputs)
+                from_source = event is not None
+            self.steps += 1
+            event = self._pass_time(report.samples) or event
+            self._publish(report, event, from_source)
+            return logits
 
-    def _paused_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The user paused: predict, and neither learn nor watch."""
-        serve_source = self.mode == "source"
-        if serve_source:
-            logits, report = self._source_call(args, kwargs, "paused")
-        else:
-            logits, report = self._adapter_call(args, kwargs)
-        self._publish(report, None, serve_source)
-        return logits
-
-    def _adapter_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Tensor, StepReport]:
-        logits = self.adapter(*args, **kwargs)
+    def _asked(self, inputs: Inputs) -> tuple[Tensor, StepReport]:
+        """The adapter's own call, unwatched."""
+        with self._listening(self._answer):
+            logits = self.adapter(*inputs.args, **inputs.kwargs)
         assert self.adapter.last is not None
         return logits, self.adapter.last
 
-    def _source_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "guard: source model"
-    ) -> tuple[Tensor, StepReport]:
-        inputs = Inputs.checked(args, kwargs)
+    def _source(self, inputs: Inputs) -> tuple[Tensor, StepReport]:
+        """The source model's answer."""
         logits = self.reference.logits(inputs)
+        self._answer(logits)
         size = len(inputs)
+        why = "guard: source model"
         return logits, StepReport(size, size, 0, entropy(logits), skipped=why)
 
-    def _watched_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Tensor, StepReport, Event | None]:
-        if self.mode == "hold":
-            with self.adapter.paused():
-                logits, report = self._adapter_call(args, kwargs)
+    def _watched(self, inputs: Inputs) -> tuple[Tensor, StepReport, Event | None]:
+        """The adapter's call, looked at between its prediction and its update."""
+        found: list[tuple[str, float, float]] = []
+        answers: list[Tensor] = []
+        extra = 0
+
+        def look(logits: Tensor) -> None:
+            nonlocal extra
+            trouble, extra = self._check(inputs, logits)
+            if trouble is not None:  # then the answers to this batch are in doubt as well
+                found.append(trouble)
+                logits = self.reference.logits(inputs)
+                extra += len(inputs)
+            answers.append(logits)
+            self._answer(logits)
+
+        hold = self.mode == "hold"
+        # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
+        # Without it one image moves the model as far as a batch of 64.
+        kept = self.rate * min(1.0, len(inputs) / self.options.sample)
+        before = self._values() if kept < 1 and not hold else []
+        with self._listening(look), self.adapter.paused() if hold else contextlib.nullcontext():
+            self.adapter(*inputs.args, **inputs.kwargs)
+        self._shorten_step(before, kept)
+        report = self.adapter.last
+        assert report is not None
+        report = _changed(report, forwards=report.forwards + extra)
+        if hold:
             report = _changed(report, skipped="guard: hold")
-        else:
-            kept = self.rate * self._evidence(args, kwargs)
-            before = self._values() if kept < 1 else []
-            logits, report = self._adapter_call(args, kwargs)
-            self._shorten_step(before, kept)
-        inputs = Inputs.checked(args, kwargs)
-        trouble = self._check(inputs, logits)
-        report = _changed(report, forwards=report.forwards + self._sampled)
-        if trouble is None:
+        if not found and not all(map(_finite, self.adapter.trained.values())):
+            found.append(("non-finite", math.nan, 0.0))
+        if not found:
             self._keep_if_good()
-            return logits, report, None
-        event = self._act(*trouble)
-        # This batch's answers are in doubt as well.
-        logits = self.reference.logits(inputs)
-        report = _changed(report, forwards=report.forwards + len(inputs), entropy=entropy(logits))
-        return logits, report, event
+            return answers[0], report, None
+        return answers[0], _changed(report, entropy=entropy(answers[0])), self._act(*found[0])
+
+    @contextlib.contextmanager
+    def _listening(self, callback: Callable[[Tensor], None]) -> Iterator[None]:
+        """Within the block, the wrapped adapter tells its predictions to ``callback``."""
+        before, self.adapter.on_prediction = self.adapter.on_prediction, callback
+        try:
+            yield
+        finally:
+            self.adapter.on_prediction = before
+
+    def _answer(self, logits: Tensor) -> None:
+        if self.on_prediction is not None:
+            self.on_prediction(logits)
 
     def _values(self) -> list[Tensor]:
         return [p.detach().clone() for p in self.adapter.trained.values()]
-
-    def _evidence(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        """How much of a look this batch is: steps on fewer images are as much shorter.
-
-        This is the linear scaling rule of learning rates, below one look; without it a batch of one
-        image moves the model as far as one of 64.
-        """
-        return min(1.0, len(Inputs.checked(args, kwargs)) / self.options.sample)
 
     def _shorten_step(self, before: list[Tensor], kept: float) -> None:
         """Keep only a part of the step; with SGD this is a lower learning rate."""
@@ -248,25 +267,25 @@ class Guard(Adapter):
 
     # --- watching -------------------------------------------------------------------------------
 
-    def _check(self, inputs: Inputs, logits: Tensor) -> tuple[str, float, float] | None:
-        """Look at a sample of the batch; returns reason, value and threshold of trouble."""
-        self._sampled = 0
-        if not _finite(logits) or not all(map(_finite, self.adapter.trained.values())):
-            return "non-finite", math.nan, 0.0
-        index = self._choose(len(inputs))
+    def _check(self, inputs: Inputs, logits: Tensor) -> tuple[tuple[str, float, float] | None, int]:
+        """Look at a sample of the batch.
+
+        Returns:
+            Reason, value and threshold of trouble, if any, and how many images were sampled.
+        """
+        if not _finite(logits):
+            return ("non-finite", math.nan, 0.0), 0
+        index = self._choose(len(inputs)).to(logits.device)
         if len(index) == 0:
-            return None
-        self._sampled = len(index)
-        index = index.to(logits.device)
-        source = self.reference.logits(inputs.select(index))
+            return None, 0
         looks = self.watch.looks
-        name = self.watch.add(source, logits[index])
+        name = self.watch.add(self.reference.logits(inputs.select(index)), logits[index])
         if self.watch.looks > looks:
             self._since_good += self.watch.looks - looks
             self._drift = self.reference.drift()
             if self.mode == "adapt" and self._drift > self.options.drift_limit:
-                return "drift", self._drift, self.options.drift_limit
-        return None if name is None else (name, self.watch.levels[name], 1.0)
+                return ("drift", self._drift, self.options.drift_limit), len(index)
+        return None if name is None else (name, self.watch.levels[name], 1.0), len(index)
 
     def _choose(self, size: int) -> Tensor:
         """Positions of the images to sample: a function of (seed, step) and of the batch sizes."""
@@ -293,8 +312,8 @@ class Guard(Adapter):
     # --- acting ---------------------------------------------------------------------------------
 
     def _act(self, reason: str, value: float, threshold: float) -> Event:
-        """Go back: to the last good state, or to the source model if that is what failed."""
-        to_source = self.mode == "hold" or self._good_is_source
+        """Go back: first to the last good state, then, if that was not enough, to the source."""
+        to_source = self.level > 0 or self._good_is_source
         if to_source:
             self.adapter.reset()
             self._good = self.adapter.state_dict()
@@ -364,6 +383,10 @@ class Guard(Adapter):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The adapter's state and the guard's, as tensors (copies)."""
+        with self.lock:
+            return self._collect()
+
+    def _collect(self) -> dict[str, Tensor]:
         numbers = [
             self.steps, self.level, MODES.index(self.mode), self._good_is_source, self._wait,
             self._credit, self._since_good, self._drift, self._probation,
@@ -385,6 +408,10 @@ class Guard(Adapter):
             ValueError: it does not fit this guard or its adapter. Nothing has changed then.
             RuntimeError: the adapter was unwrapped.
         """
+        with self.lock:
+            self._restore(tensors)
+
+    def _restore(self, tensors: dict[str, Tensor]) -> None:
         parts = _parts(tensors)
         numbers = tensors.get("guard.numbers")
         if numbers is None or "guard.events" not in tensors or "looks" not in parts["watch"]:
@@ -420,8 +447,9 @@ class Guard(Adapter):
 
     def reset(self) -> None:
         """Back to the moment of construction: the adapter, and all that the guard remembers."""
-        self.adapter.reset()
-        self._start_over()
+        with self.lock:
+            self.adapter.reset()
+            self._start_over()
 
     def snapshot(self) -> None:
         """Remember the present state, in memory."""
@@ -475,10 +503,14 @@ class Guard(Adapter):
         self.adapter.save_source(path)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[Guard]:
+    def paused(self) -> Iterator[Self]:
         """Within the block, predict without learning or watching."""
-        with self.adapter.paused():
-            yield self
+        before, self._paused = self._paused, True
+        try:
+            with self.adapter.paused():
+                yield self
+        finally:
+            self._paused = before
 
     # --- leaving --------------------------------------------------------------------------------
 
