@@ -136,14 +136,15 @@ class Cifar:
         if file is not None and file.exists():
             self.images = np.load(file, mmap_mode="r")
         else:
-            parts = corrupted(clean, CLASSICAL)
-            self.images = np.stack([np.asarray(d[i]) for d in parts for i in range(len(d))])
+            rows = torch.arange(len(clean)).split(1000)
+            parts = [d.read(part)[0] for d in corrupted(clean, CLASSICAL) for part in rows]
+            self.images = torch.cat(parts).numpy()
             if file is not None:
                 np.save(file, self.images)
         self.labels = clean.labels.repeat(len(CLASSICAL))
         train = cifar10(options.data, "train")
         chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:2000]
-        self.source = train.images[chosen]
+        self.source = train.read(chosen)[0]
 
     def batches(self, stream: str, model: str, seed: int) -> Batches:
         """The whole, or one class of it (by the seed), shuffled."""

