@@ -368,6 +368,10 @@ def test_foreign_states_are_refused(tmp_path: Path):
     broken = {k: v for k, v in before.items() if not k.startswith("param.")}
     with pytest.raises(ValueError, match="is missing"):
         guard.load_state_dict(broken)
+    short = {**before, "guard.watch.detector.entropy": torch.zeros(2).double()}
+    for damaged in (short, {k: v for k, v in before.items() if k != "guard.events"}):
+        with pytest.raises(ValueError, match="incomplete or damaged"):
+            guard.load_state_dict(damaged)
     assert_same(guard.state_dict(), before)
 
 

@@ -127,8 +127,7 @@ class Guard(Adapter):
 
     def _start_over(self) -> None:
         """Everything the guard remembers, as at the start."""
-        options = self.options
-        self.watch = Watch(options.sample, options.tolerance, options.interval)
+        self.watch = self._new_watch()
         self.steps = 0
         self.totals = Totals()
         self.last: GuardReport | None = None
@@ -143,6 +142,9 @@ class Guard(Adapter):
         self._probation = self.options.probation
         self._since_good = 0
         self._drift = self.reference.drift()
+
+    def _new_watch(self) -> Watch:
+        return Watch(self.options.sample, self.options.tolerance, self.options.interval)
 
     def __getattr__(self, name: str) -> Any:
         # What only the wrapped adapter has: model, network, config, trained, running, optimizer.
@@ -413,15 +415,22 @@ class Guard(Adapter):
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         parts = _parts(tensors)
-        numbers = tensors.get("guard.numbers")
-        if numbers is None or "guard.events" not in tensors or "looks" not in parts["watch"]:
+        if "guard.numbers" not in tensors:
             raise ValueError(
                 "this state was not saved by a guard; load it into the adapter before guarding it"
             )
-        if parts["watch"]["pending"].shape[1:] != self.watch.pending.shape[1:] or len(
-            numbers
-        ) != 9 + len(_COUNTS):
-            raise ValueError("this state was saved by another version of the guard")
+        try:  # everything of the guard's own first, so that nothing has changed if it does not fit
+            watch = self._new_watch()
+            watch.restore(parts["watch"])
+            values = tensors["guard.numbers"].tolist()
+            events = [Event.of_numbers(row) for row in tensors["guard.events"].tolist()]
+            counted = {
+                name: value if name == "entropy" else int(value)
+                for name, value in zip(_COUNTS, values[9:], strict=True)
+            }
+            mode = MODES[int(values[2])]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(f"this state of a guard is incomplete or damaged: {error}") from error
         present = self.adapter.state_dict()
         self.adapter.load_state_dict(parts["good"])  # refuses what does not fit, changing nothing
         try:
@@ -430,20 +439,14 @@ class Guard(Adapter):
             self.adapter.load_state_dict(present)
             raise
         self._good = {k: v.clone() for k, v in parts["good"].items()}
-        self.watch.restore(parts["watch"])
-        values = numbers.tolist()
-        self.steps, self.level, mode, is_source, self._wait = map(int, values[:5])
-        self._credit, self._since_good, self._drift = values[5], int(values[6]), values[7]
-        self._probation = int(values[8])
-        self.mode, self._good_is_source = MODES[mode], bool(is_source)
-        totals = {
-            name: value if name == "entropy" else int(value)
-            for name, value in zip(_COUNTS, values[9:], strict=True)
-        }
-        self.totals = Totals(**totals, losses={k: float(v) for k, v in parts["loss"].items()})
+        self.watch, self.mode = watch, mode
+        self.steps, self.level, self._wait = (int(values[i]) for i in (0, 1, 4))
+        self._good_is_source, self._credit = bool(values[3]), values[5]
+        self._since_good, self._drift, self._probation = int(values[6]), values[7], int(values[8])
+        losses = {k: float(v) for k, v in parts["loss"].items()}
+        self.totals = Totals(**counted, losses=losses)
         self.counts = Counter({k: int(v) for k, v in parts["count"].items()})
-        rows = tensors["guard.events"].tolist()
-        self.events = deque(map(Event.of_numbers, rows), maxlen=EVENTS_KEPT)
+        self.events = deque(events, maxlen=EVENTS_KEPT)
 
     def reset(self) -> None:
         """Back to the moment of construction: the adapter, and all that the guard remembers."""
