@@ -253,7 +253,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             continue
         row = by[stream, model, seed, method, True]
         zero, without, kept = (r["accuracy"] for r in (base, plain, row))
-        good = kept >= zero - 0.5 and kept - zero >= 0.8 * max(0.0, without - zero) - 1e-9
+        helps = without > zero
+        good = kept >= (zero + 0.8 * (without - zero) if helps else zero - 0.5)
         shown = f"{kept:.2f}" if good else f"**{kept:.2f}**"
         trouble = sum(row["counts"].get(k, 0) for k in ("rollback", "reset"))
         lines.append(
