@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
-from moetta.bench.models import load_model
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
 from moetta.methods import list_methods
@@ -24,6 +23,7 @@ from moetta.paper.experiments.theory import cosines, losses
 from moetta.paper.experiments.workload import Found, no_cells
 from moetta.paper.published import METHODS, by_method, published
 from moetta.results.tables import Column, Entry, Table, table
+from moetta.zoo.by_name import load_model
 
 MODELS = ("tiny_models:vit", "tiny_models:convnext")
 

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from moetta.bench.cell import BASELINE, Cell, CellOptions, parse_overrides
+from moetta.bench.cell import BASELINE, Cell, CellOptions
 from moetta.bench.grid import finished_folders, make_grid, require_all
 from moetta.commands.console import make_console
 from moetta.commands.options import Running, cell_fields, expand_methods, write_report
 from moetta.commands.results import groups_tables
+from moetta.core.config import parse_overrides
 from moetta.data.catalogue import stream_names
 from moetta.results.runs import load_run
 
