@@ -139,7 +139,7 @@ def test_a_hugging_face_model_finds_its_processor_beside_its_weights(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["modell", 3, transforms.CenterCrop(3)])
-def test_what_is_no_preprocessing_is_refused(given):
+def test_anything_but_a_preprocessing_is_refused(given):
     with pytest.raises(ValueError, match=r"preprocess"):
         preprocess_for(vit(), given)
     with pytest.raises(ValueError, match="3 numbers"):

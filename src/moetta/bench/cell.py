@@ -176,7 +176,7 @@ def _check_effective(cell: Cell) -> None:
         "on_error": cell.on_error == "skip",
     }
     known = given.keys() - {"mask", "severity"}  # on the user's own folder or mixture
-    kind = "a folder or mixture of your own"
+    kind = "your own folder or mixture"
     if is_named(cell):
         spec = stream_spec(cell.stream, cell.data)
         known = set(spec.options)

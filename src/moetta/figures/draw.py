@@ -123,8 +123,7 @@ def _mesh(
 class _Numbers(Artist):
     """The numbers of a heat map, centred in its cells.
 
-    One artist instead of hundreds: as texts of their own they would take a third of the time of a
-    whole report.
+    One artist instead of hundreds: separate texts would take a third of the time of a report.
     """
 
     SIZE = 6.8
@@ -240,7 +239,7 @@ def label_room(names: Sequence[str]) -> float:
 
 
 def draw_lines(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw lines, each with its name at its end instead of a legend."""
+    """Draw lines, each with its name at its end; there is no legend."""
     for curve in curves:
         x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
         axes.plot(
