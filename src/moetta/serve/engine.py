@@ -187,7 +187,7 @@ class Engine:
 
     def _learning(self, tenant: Tenant, images: int) -> str:
         """Whether a batch is learnt from, in one word; `why` gets it in several."""
-        waiting = self.queue.size
+        waiting = self.queue.size + images  # with the batch itself, which waited too
         if not tenant.learns:
             self.why = f"{tenant.adapter.method} learns nothing"
             return "fixed"
