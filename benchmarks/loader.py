@@ -35,7 +35,7 @@ from PIL import Image
 
 import moetta
 from moetta.data import Batch, Domain, Stream, corrupted, image_folder, preprocess_for
-from moetta.data.named import stream_options
+from moetta.data.named_streams import stream_options
 
 MODEL = "vit_tiny_patch16_224"
 

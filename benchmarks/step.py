@@ -110,7 +110,7 @@ def main(options: Options) -> None:
     images = [batch_of(options, model, seed) for seed in range(3)]
     if options.profile:
         return profile(options.profile, model, images)
-    chosen = dict.fromkeys(("noadapt", "tent", *(options.methods or moetta.methods())))
+    chosen = dict.fromkeys(("noadapt", "tent", *(options.methods or moetta.list_methods())))
     adapters = {
         name: moetta.adapt(model, name, source=torch.cat(images)[: 2 * options.batch])
         for name in chosen

@@ -31,7 +31,7 @@ from moetta import zoo
 from moetta.data import Stream, cifar10, corrupted, embedded
 from moetta.data.corruptions import EXTRA
 from moetta.files import write_atomically
-from moetta.methods import methods
+from moetta.methods import list_methods
 
 ROOT = Path(__file__).parents[1]
 HEADER = "# Written by benchmarks/tune.py from the validation streams.\n"
@@ -42,7 +42,7 @@ class Tune:
     """What is searched."""
 
     models: tuple[str, ...] = ("digits-vit", "digits-convnext")
-    methods: tuple[str, ...] = tuple(m for m in methods() if m != "noadapt")
+    methods: tuple[str, ...] = tuple(m for m in list_methods() if m != "noadapt")
     lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     limit: int | None = None
     """Pictures of the validation stream; all of it is as long as the classical stream, and a rate

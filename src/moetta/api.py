@@ -20,18 +20,19 @@ def adapt(
     inplace: bool = False,
     **config: Any,
 ) -> Adapter:
-    """Wrap a classifier so that it learns from what it classifies.
+    """Wrap a classifier so that it learns from the images it classifies.
 
     Args:
         model: any classifier with LayerNorm, GroupNorm or BatchNorm layers that returns logits, or
             an object with ``.logits``.
-        method: a method's name (`moetta.methods()` lists them), or a configuration object.
-        preset: where the fields start: "paper", "released" (as the authors' code does it), or one
-            of the method's own. Only with a name.
-        source: clean images for the methods that need some: a tensor, an iterable of batches, or
-            the path of what ``adapter.save_source`` wrote.
-        inplace: adapt this very object; ``adapter.unwrap()`` undoes it. Otherwise the object
-            is left alone, and its frozen weights' memory is shared, not copied.
+        method: a method's name (`moetta.list_methods()` lists them), ``"package.module:Class"`` for
+            a method of yours, or a configuration object.
+        preset: the settings to start from: "paper", "released" (what the authors' code does), or
+            another preset of the method. Only with a name.
+        source: source images, for the methods that need them: a tensor, an iterable of batches, or
+            the path of a file written by ``adapter.save_source``.
+        inplace: adapt this very object; ``adapter.unwrap()`` undoes it. Otherwise the object is
+            left alone, and the memory of its frozen weights is shared, not copied.
         **config: fields of the method's configuration. Only with a name.
 
     Returns:

@@ -16,8 +16,7 @@ from moetta.bench.cell_run import Progress
 from moetta.commands import display
 from moetta.commands.display import JSONLines, Lines, LiveTable
 from moetta.commands.reproduce import print_table
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table
+from moetta.results.tables import Column, Entry, Table
 from report.synthetic_results import write_run
 
 TENT, SAR = (Cell(method, "classical", "digits-vit") for method in ("tent", "sar"))

@@ -17,8 +17,9 @@ from moetta.bench import Cell, run_grid
 from moetta.bench.protocol import prepare
 from moetta.commands.display import Display
 from moetta.data import embedded
+from moetta.paper.beside import published_for
 from moetta.report import contents
-from moetta.results.groups import settings
+from moetta.results import compare
 from moetta.results.runs import Run, load_run
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=200, batch_size=32, threads=1)
@@ -97,8 +98,9 @@ def test_card_tells_the_protocol(runs: dict[str, Run]) -> None:
 
 def test_the_paper_stands_beside_a_real_run(runs: dict[str, Run]) -> None:
     """By the stream's name as cards have it."""
-    (setting,), _ = settings(list(runs.values()))
-    made = contents.accuracies(setting)
+    (comparison,) = compare(runs.values())
+    (published,) = published_for(runs.values()).values()
+    made = contents.accuracies(comparison, published)
     place = [column.title for column in made.columns].index("Paper")
     assert {row[0].value: row[place].value for row in made.rows}["MoETTA"] == 67.2
     assert "on embedded-classical (200 images)" in made.notes[0]

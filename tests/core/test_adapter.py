@@ -68,7 +68,7 @@ def test_an_unfinished_method_says_so() -> None:
     class Unfinished(moetta.Adapter):
         pass
 
-    with pytest.raises(TypeError, match="Unfinished does not say what it trains"):
+    with pytest.raises(TypeError, match="Unfinished does not define build"):
         Unfinished(small_vit(), moetta.Config())
 
 

@@ -12,7 +12,7 @@ import moetta
 from moetta.core.config import Config
 from moetta.suggest import nearest
 
-METHODS = moetta.methods()
+METHODS = moetta.list_methods()
 
 # The hyper-parameters of the paper, and where the released code differs.
 PAPER = {
@@ -82,34 +82,34 @@ def test_a_learning_rate_is_a_finite_number_above_zero(method: str, value: objec
     ("method", "values", "message"),
     [
         ("tent", {"momentum": 1.5}, "momentum must be between 0 and 1"),
-        ("tent", {"momentum": "high"}, "momentum must be a finite number, not 'high'"),
+        ("tent", {"momentum": "high"}, "momentum must be a finite number, got 'high'"),
         ("eata", {"e0": 0}, "e0 must be above 0"),
         ("eata", {"fisher_weight": -1}, "fisher_weight must be at least 0"),
         ("sar", {"rho": 0}, "rho must be above 0"),
         ("sar", {"decay": 2}, "decay must be between 0 and 1"),
-        ("sar", {"second": "third"}, "second must be 'kept' or 'batch', not 'third'"),
-        ("sar", {"predict": "last"}, "predict must be 'first' or 'perturbed', not 'last'"),
+        ("sar", {"second": "third"}, "second must be 'kept' or 'batch', got 'third'"),
+        ("sar", {"predict": "last"}, "predict must be 'first' or 'perturbed', got 'last'"),
         ("deyo", {"destroy": "melt"}, "destroy must be 'patch' or 'pixel' or 'occlusion'"),
-        ("deyo", {"occlude": 0}, r"occlude must be in \(0, 1\]"),
+        ("deyo", {"occlude": 0}, r"occlude must be above 0 and at most 1"),
         ("deyo", {"patches": 0}, "patches must be above 0"),
         ("deyo", {"patches": 2.5}, "patches must be a whole number"),
         ("eata", {"fisher_batch": 1.5}, "fisher_batch must be a whole number"),
         ("tent", {"seed": 0.5}, "seed must be a whole number"),
         ("noadapt", {"seed": True}, "seed must be a whole number"),
-        ("moetta", {"select": "no"}, "select must be True or False, not 'no'"),
-        ("moetta", {"frozen": 3}, "frozen must be text in quotes, not 3"),
-        ("moetta", {"frozen": [0, 1]}, r"frozen must be text in quotes, not \(0, 1\)"),
-        ("moetta", {"plain": None}, "plain must be text in quotes, not None"),
-        ("moetta", {"balance": "0.2"}, "balance must be a finite number, not '0.2'"),
-        ("moetta", {"balance": math.inf}, "balance must be a finite number, not inf"),
-        ("becotta", {"betas": 0.9}, "betas must be 2 finite numbers, not 0.9"),
+        ("moetta", {"select": "no"}, "select must be True or False, got 'no'"),
+        ("moetta", {"frozen": 3}, "frozen must be text in quotes, got 3"),
+        ("moetta", {"frozen": [0, 1]}, r"frozen must be text in quotes, got \(0, 1\)"),
+        ("moetta", {"plain": None}, "plain must be text in quotes, got None"),
+        ("moetta", {"balance": "0.2"}, "balance must be a finite number, got '0.2'"),
+        ("moetta", {"balance": math.inf}, "balance must be a finite number, got inf"),
+        ("becotta", {"betas": 0.9}, "betas must be 2 finite numbers, got 0.9"),
         ("becotta", {"betas": (0.9,)}, "betas must be 2 finite numbers"),
-        ("cotta", {"mean": 0.5, "std": 0.5}, "mean must be a tuple of finite numbers, not 0.5"),
+        ("cotta", {"mean": 0.5, "std": 0.5}, "mean must be a tuple of finite numbers, got 0.5"),
         ("cotta", {"mean": ("a",), "std": (1,)}, "mean must be a tuple of finite numbers"),
-        ("deyo", {"plpd": math.nan}, "plpd must be a finite number, not nan"),
-        ("sar", {"recover_below": "x"}, "recover_below must be a finite number, not 'x'"),
-        ("eata", {"decay": 5}, "decay must be between 0 and 1, not 5"),
-        ("mgtta", {"mgg": 5}, "mgg must be text in quotes, not 5"),
+        ("deyo", {"plpd": math.nan}, "plpd must be a finite number, got nan"),
+        ("sar", {"recover_below": "x"}, "recover_below must be a finite number, got 'x'"),
+        ("eata", {"decay": 5}, "decay must be between 0 and 1, got 5"),
+        ("mgtta", {"mgg": 5}, "mgg must be text in quotes, got 5"),
     ],
 )
 def test_values_out_of_range_are_refused(method: str, values: dict, message: str) -> None:

@@ -16,7 +16,7 @@ from helpers.models import FAMILIES, images, small_vit
 from helpers.trials import assert_same
 from moetta.core.source_images import batches
 
-NEED = [name for name, method in moetta.methods().items() if method.adapter.needs_source]
+NEED = [name for name, method in moetta.list_methods().items() if method.needs_source]
 
 
 def sizes(*arguments: object, **settings: object) -> list[int]:
@@ -112,7 +112,7 @@ def test_what_was_computed_is_kept_in_a_file(method: str, tmp_path: Path) -> Non
     other.save(path)
     with pytest.raises(ValueError, match=f"not made by {method}'s save_source"):
         moetta.adapt(model, method, source=path)
-    with pytest.raises(ValueError, match="tent adapter keeps nothing of source images"):
+    with pytest.raises(ValueError, match="tent adapter computed nothing from source images"):
         other.save_source(path)
 
 

@@ -25,7 +25,11 @@ every = pytest.mark.parametrize("method", METHODS)
 def in_a_fresh_process(folder: Path, task: str) -> int:
     tests = Path(__file__).parents[1]
     command = [sys.executable, str(tests / "helpers" / "resume.py"), str(folder), task]
-    environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.run(command, env=environment, check=False, timeout=240).returncode
 
 
@@ -95,7 +99,9 @@ def test_a_loaded_state_is_the_saved_one(method: str, tmp_path: Path) -> None:
 @every
 def test_rollback_returns_to_the_snapshot(method: str) -> None:
     adapter = make(method)
-    with pytest.raises(RuntimeError, match=r"call adapter.snapshot\(\) first"):
+    with pytest.raises(
+        RuntimeError, match=r"no snapshot to roll back to; call adapter.snapshot\(\)"
+    ):
         adapter.rollback()
     adapter(images(4, 0))
     adapter.snapshot()
@@ -234,7 +240,7 @@ def test_a_state_dict_that_does_not_fit_is_refused(method: str) -> None:
         ({**good, "optim.nothing.step": torch.zeros(1)}, "optim.nothing.step is unknown here"),
         ({k: v for k, v in good.items() if k != "counters"}, "counters is missing"),
         ({**good, "counters": torch.zeros(3).double()}, "counters is float64"),
-        ({**good, param: 3}, f"{param} is no tensor"),
+        ({**good, param: 3}, f"{param} is not a tensor"),
         ({}, r"is missing.*\(and \d+ more\)"),
     ]
     momentum = [k for k in good if k.startswith("optim.") and not k.endswith(".step")]

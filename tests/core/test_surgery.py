@@ -46,7 +46,7 @@ def test_a_failed_inplace_adaptation_leaves_no_trace(
 ) -> None:
     model = FAMILIES[family].model().train()
     before = portrait(model)
-    adapter = moetta.methods()[method].adapter
+    adapter = moetta.list_methods()[method].adapter
     build = adapter.build
 
     def fail_at_the_end(self, source) -> None:

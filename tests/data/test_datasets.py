@@ -19,8 +19,9 @@ from moetta.data import (
     imagenet_c,
     imagenet_synsets,
 )
+from moetta.data.catalogue import SMALL_SETS
 from moetta.data.corruptions import corrupt
-from moetta.data.datasets import CIFAR10_CLASSES, IMAGENET_C_FRAME
+from moetta.data.datasets import IMAGENET_C_FRAME
 
 PRE = Preprocess((0.5,) * 3, (0.5,) * 3)
 SMALL = Preprocess((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_pct=1.0)
@@ -64,7 +65,7 @@ def test_a_folder_without_classes_says_what_it_found(tmp_path):
         image_folder(tmp_path / "none", PRE)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         imagenet("val", tmp_path / "none", PRE)
-    with pytest.raises(ValueError, match="unknown kind 'x'; known: val, r"):
+    with pytest.raises(ValueError, match="no data set 'x'; valid: val, r"):
         imagenet("x", tmp_path, PRE)
     with pytest.raises(FileNotFoundError, match="an empty folder"):
         image_folder(tmp_path, PRE)
@@ -184,7 +185,7 @@ def test_on_the_fly_frames_as_imagenet_c_does_and_numbers_as_the_base(tmp_path):
 
 # ---- CIFAR-10
 
-CLASSES = list(CIFAR10_CLASSES)
+CLASSES = list(SMALL_SETS["cifar10"].classes)
 
 
 def test_cifar10_from_a_tree_of_images(tmp_path):

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from moetta.data import embedded
+from moetta.data.cache import cache_folder
 from moetta.data.corruptions import CLASSICAL, EXTRA
-from moetta.data.embedded import compose, store, styles
+from moetta.data.embedded import compose, compositions, styles
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +15,7 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     counts = {"c": 20, "r": 24, "sketch": 24, "a": 8, "clean": 20, "extra": 12}
-    monkeypatch.setattr(embedded, "COUNTS", counts)
+    monkeypatch.setattr(compositions, "COUNTS", counts)
     return counts
 
 
@@ -100,7 +101,7 @@ def test_a_corrupted_domain_is_the_clean_one_corrupted_more_at_higher_severity(s
 
 def test_the_second_time_comes_from_the_cache(small, monkeypatch):
     first = embedded.domain("r")
-    monkeypatch.setattr(embedded, "_make", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(compositions, "_compose", lambda *_: pytest.fail("made again"))
     second = embedded.domain("r")
     assert torch.equal(first.images, second.images)
     assert torch.equal(first.labels, second.labels)
@@ -108,7 +109,7 @@ def test_the_second_time_comes_from_the_cache(small, monkeypatch):
 
 def test_a_damaged_cache_file_is_made_again(small):
     first = embedded.domain("sketch")
-    (path,) = store.folder().rglob("sketch.safetensors")
+    (path,) = cache_folder().rglob("sketch.safetensors")
     path.write_bytes(path.read_bytes()[:100])
     assert torch.equal(embedded.domain("sketch").images, first.images)
     assert path.stat().st_size > 1000
@@ -125,7 +126,7 @@ def test_a_cache_that_cannot_be_written_costs_no_result(small, tmp_path, monkeyp
 def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("MOETTA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.folder() == tmp_path / "moetta"
+    assert cache_folder() == tmp_path / "moetta"
 
 
 def test_source_images_are_training_digits_in_the_models_units():
@@ -140,11 +141,11 @@ def test_source_images_are_training_digits_in_the_models_units():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: embedded.stream("imagenet"), "no embedded stream"),
+        (lambda: embedded.stream("imagenet"), "no stream 'imagenet'"),
         (lambda: embedded.domain("c/rain"), "no domain 'c/rain'"),
         (lambda: embedded.domain("r", severity=6), "severity must be 1 to 5"),
         (lambda: embedded.source_images(0), "at least 1"),
-        (lambda: compose.digits("all"), "'train' and 'test'"),
+        (lambda: compose.digits("all"), "split must be 'train' or 'test'"),
     ],
 )
 def test_wrong_arguments_are_named(call, message):

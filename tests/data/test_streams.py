@@ -198,7 +198,7 @@ def test_pictures_are_resized_after_the_corruption():
     shrunk = torch.nn.functional.avg_pool2d(b.images, 2)
     assert (shrunk - a.images).abs().mean() < 0.25  # else 0.5 and more
     mixed = [three()[0], Domain("big", pictures(5, 48), torch.zeros(5).long())]
-    with pytest.raises(ValueError, match="differ in picture size"):
+    with pytest.raises(ValueError, match="differ in image size"):
         list(Stream(mixed, normalise=HALF))
     assert next(iter(Stream(mixed, normalise=HALF, size=(48, 40)))).images.shape[2:] == (48, 40)
     apart = Stream(mixed, normalise=HALF, order="continual", batch_size=20)  # never in one batch
@@ -283,5 +283,5 @@ def test_pictures_that_are_no_tensors_are_refused():
 
 def test_pictures_of_several_sizes_in_one_domain_are_refused():
     ragged = [*pictures(2, 32), *pictures(1, 40)]
-    with pytest.raises(ValueError, match="mixes picture sizes"):
+    with pytest.raises(ValueError, match="mixes image sizes"):
         list(Stream([Domain("d", ragged, torch.zeros(3).long())], normalise=HALF))

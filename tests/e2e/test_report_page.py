@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import moetta.report
+from moetta.commands.report import make_report
 from report.synthetic_results import broken_runs, nine_methods, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -34,9 +34,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_run(many, variant="a_rather_long_variant_name_of_an_ablation,lr=1e-3", steps=60)
     write_run(root / "one", steps=60)
     return {
-        "many": moetta.report.write([many], root / "many.html"),
-        "one": moetta.report.write([root / "one"], root / "one.html"),
-        "broken": moetta.report.write([broken_runs(root / "bad")], root / "broken.html"),
+        "many": make_report([many], root / "many.html"),
+        "one": make_report([root / "one"], root / "one.html"),
+        "broken": make_report([broken_runs(root / "bad")], root / "broken.html"),
     }
 
 

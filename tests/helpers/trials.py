@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import moetta
 from helpers.models import CLASSES, FAMILIES, VIT, Family, call
 
-METHODS = list(moetta.methods())
+METHODS = list(moetta.list_methods())
 
 # Thresholds at which every sample counts, and steps large enough to see; a method takes the fields
 # that it has.
@@ -52,7 +52,7 @@ def pairs(refused: bool = False) -> list[Any]:
 
 def eager(method: str, **changes: Any) -> dict[str, Any]:
     """Settings under which the method learns from every batch."""
-    known = {f.name for f in fields(moetta.methods()[method].config)}
+    known = {f.name for f in fields(moetta.list_methods()[method].config)}
     return {**{k: v for k, v in EAGER.items() if k in known}, **changes}
 
 
@@ -65,7 +65,7 @@ def make(
 ) -> moetta.Adapter:
     """An adapter that learns from every batch, with source images where it needs some."""
     source = None
-    if moetta.methods()[method].adapter.needs_source:
+    if moetta.list_methods()[method].needs_source:
         batches = [family.batch(8, seed) for seed in (101, 102)]
         source = [b if isinstance(b, dict) else b[0] for b in batches]
     model = family.shared() if model is None else model

@@ -13,15 +13,14 @@ import torch
 from moetta.bench.cell import Cell, grid
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
-from moetta.methods import methods
+from moetta.methods import list_methods
 from moetta.paper.experiments import EXPERIMENTS, Experiment, Setting
 from moetta.paper.experiments.main_tables import TABLE1
 from moetta.paper.experiments.setting import Found, no_cells
 from moetta.paper.experiments.sweeps import ABLATIONS, LAMBDAS
 from moetta.paper.experiments.theory import cosines, losses
 from moetta.paper.published import METHODS, by_method, published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 MODELS = ("tiny_models:vit", "tiny_models:convnext")
 
@@ -41,7 +40,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_papers_order_is_ours() -> None:
-    assert list(METHODS) == list(methods())
+    assert list(METHODS) == list(list_methods())
 
 
 def test_published_figures() -> None:
@@ -79,7 +78,7 @@ def test_table3(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert float(full["classical, paper %"]) == 67.25
     gap = float(full["classical, ours %"]) - 67.25
     assert float(full["classical, ours - paper"]) == pytest.approx(gap)
-    assert "Not the paper's data or weights" in capsys.readouterr().out
+    assert "Not the paper's model and data" in capsys.readouterr().out
 
 
 def test_scalability_reuses_finished_cells(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Results folders as the benchmark would write them, from made-up but plausible numbers."""
+"""Results folders as the benchmark writes them, with made-up but plausible numbers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ METHODS: dict[str, tuple[float, float, float, float]] = {
     "mgtta": (0.644, 2.3, 1.0, 1.0),
     "becotta": (0.589, 3.3, 1.0, 0.86),
     "moetta": (0.662, 2.5, 1.0, 0.76),
+}
+TITLES = {
+    "noadapt": "No adaptation",
+    "tent": "Tent",
+    "eata": "EATA",
+    "cotta": "CoTTA",
+    "sar": "SAR",
+    "deyo": "DeYO",
+    "mgtta": "MGTTA",
+    "becotta": "BECoTTA",
+    "moetta": "MoETTA",
+}
+DRAWN = {
+    "noadapt": {"color": "#6b7077", "marker": "o"},
+    "tent": {"color": "#b8327d", "marker": "s"},
+    "moetta": {"color": "#0b5cad", "marker": "*"},
 }
 SEEDS = (42, 4242, 424242)
 DOMAINS = [
@@ -50,7 +66,7 @@ def write_run(
 ) -> Path:
     """One finished run; equal arguments give equal files."""
     names = domains or DOMAINS
-    target, ratio, forwards, backwards = METHODS[method]
+    target, ratio, forwards, backwards = METHODS.get(method, METHODS["tent"])
     target = target if accuracy is None else accuracy
     rng = np.random.default_rng([seed, sum(map(ord, method + (variant or "") + stream + model))])
     base_rate = METHODS["noadapt"][0]
@@ -98,6 +114,7 @@ def write_run(
         "schema": 1,
         "moetta": "0.1.0",
         "method": method,
+        "title": TITLES.get(method, method),
         "preset": "paper",
         "config": {"lr": 1e-3, "seed": seed, **(config or {})},
         "variant": variant,
@@ -157,6 +174,8 @@ def write_run(
         "collapsed": measured < base_rate / 2,
         "finished": True,
     }
+    if method in DRAWN:
+        card["drawn"] = DRAWN[method]
     tail = f"__{variant}" if variant else ""
     folder = root / (name or f"{model}__{stream}__{method}{tail}__s{seed}__{batch_size:08x}")
     folder.mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 
 import moetta.report
 from moetta.commands.main import main
+from moetta.commands.report import make_report
 from moetta.report.figures import STYLES
 from report.synthetic_results import broken_runs, mixed_runs, nine_methods, write_run
 
@@ -17,7 +18,7 @@ from report.synthetic_results import broken_runs, mixed_runs, nine_methods, writ
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     nine_methods(root / "runs", (42, 43), steps=60)
-    return moetta.report.write([root / "runs"], root / "out" / "r.html", title="A <b> & c")
+    return make_report([root / "runs"], root / "out" / "r.html", title="A <b> & c")
 
 
 def test_page_is_whole_and_needs_no_network(page: Path) -> None:
@@ -61,7 +62,7 @@ def test_nothing_is_left_behind_and_the_folder_is_only_ours_to_clean(page: Path)
     stale.write_text("old")
     listed = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps([*listed, "stale.csv", "../r.html"]))
-    moetta.report.write([write_run(page.parent.parent / "one", "noadapt", steps=20)], page)
+    make_report([write_run(page.parent.parent / "one", "noadapt", steps=20)], page)
     assert not stale.exists()
     assert (folder / "mine.txt").read_text() == "keep me"
     assert page.exists()
@@ -70,7 +71,7 @@ def test_nothing_is_left_behind_and_the_folder_is_only_ours_to_clean(page: Path)
 def test_mixed_protocols(tmp_path: Path) -> None:
     runs = mixed_runs(tmp_path / "runs")
     with pytest.raises(ValueError, match=r"batch_size.*--allow-mixed"):
-        moetta.report.write([runs], tmp_path / "r.html")
+        make_report([runs], tmp_path / "r.html")
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
 
@@ -89,9 +90,11 @@ def test_marked_when_mixed_and_broken(tmp_path: Path) -> None:
 
 def test_refusals_name_the_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"no finished run in .*moetta demo"):
-        moetta.report.write([tmp_path], tmp_path / "r.html")
+        make_report([tmp_path], tmp_path / "r.html")
     with pytest.raises(ValueError, match="is a folder; name the page"):
-        moetta.report.write([tmp_path], tmp_path)
+        moetta.report.write([], tmp_path)
+    with pytest.raises(ValueError, match="no runs to report"):
+        moetta.report.write([], tmp_path / "r.html")
     assert main(["report", str(tmp_path / "nowhere")]) == 1
     assert "does not exist" in capsys.readouterr().err
 

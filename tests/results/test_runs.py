@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from moetta.commands.main import main
-from moetta.commands.results import records
-from moetta.results.read import load
-from moetta.results.runs import aggregate, load_run, load_runs
+from moetta.results import aggregate, load_run, load_runs, records
 
 
 def make(
@@ -54,9 +52,9 @@ def test_seeds_together(tmp_path: Path) -> None:
     runs, problems = load_runs([tmp_path])
     assert problems == []
     tent = next(g for g in aggregate(runs) if g.first.method == "tent")
-    assert tent.mean == pytest.approx(40)
-    assert tent.sd == pytest.approx(statistics.stdev([50, 60, 10]))
-    assert tent.worst == pytest.approx(10)
+    assert tent.accuracy.mean == pytest.approx(40)
+    assert tent.accuracy.sd == pytest.approx(statistics.stdev([50, 60, 10]))
+    assert tent.accuracy.lowest == pytest.approx(10)
     assert tent.collapses == 1
     record = next(r for r in records(runs) if r["method"] == "tent")
     assert record["gain"] == pytest.approx(0)
@@ -66,7 +64,7 @@ def test_seeds_together(tmp_path: Path) -> None:
 
 def test_one_seed_has_no_sd(tmp_path: Path) -> None:
     (group,) = aggregate([load_run(make(tmp_path, "a", 0.5, 1))])
-    assert group.sd is None
+    assert group.accuracy.sd is None
 
 
 def test_other_protocols_are_not_mixed(tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_broken_files_are_named_and_the_rest_shown(tmp_path: Path) -> None:
     runs, problems = load_runs([tmp_path])
     assert [run.folder.name for run in runs] == ["good"]
     for name in ("broken", "future", "unfinished", "stray", "odd", "list"):
-        assert sum(f"/{name}" in problem for problem in problems) == 1, name
+        assert sum(problem.path.name == name for problem in problems) == 1, name
 
 
 @pytest.mark.parametrize(
@@ -123,11 +121,8 @@ def test_what_later_code_needs_is_checked(
     assert main(["results", str(tmp_path), "--json"]) == 0
     told = capsys.readouterr()
     assert len(json.loads(told.out)) == 1
-    assert f"not shown: {path} " in told.err
+    assert f"not shown: {path.parent}: {path.name} " in told.err
     assert keys[-1] in told.err
-    runs, failures = load([tmp_path])  # the report's way
-    assert [run.folder.name for run in runs] == ["good"]
-    assert [failure.path.name for failure in failures if failure.lost] == ["bad"]
 
 
 def test_a_run_counts_once(tmp_path: Path) -> None:
@@ -145,7 +140,8 @@ def test_of_repeats_the_newest_counts(tmp_path: Path) -> None:
     runs, problems = load_runs([tmp_path])
     assert sorted(run.folder.name for run in runs) == ["new", "other-seed"]
     assert len(problems) == 2
-    assert all("not counted" in p and str(tmp_path / "new") in p for p in problems)
+    assert {p.path.name for p in problems} == {"old", "middle"}
+    assert all(p.reason == "not counted: new repeats it" for p in problems)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -155,5 +151,5 @@ def test_no_such_folder(tmp_path: Path) -> None:
     for wrong in ("rnus", "rnus/demo"):
         with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}/runs\?"):
             load_runs([tmp_path / wrong])
-    with pytest.raises(FileNotFoundError, match="no finished run"):
+    with pytest.raises(FileNotFoundError, match="does not hold a finished run"):
         load_run(tmp_path)

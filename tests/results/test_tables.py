@@ -4,23 +4,23 @@ import csv
 import io
 import re
 
+from moetta.report.html import to_html
 from moetta.results.groups import Stat
 from moetta.results.tables import (
-    Cell,
     Column,
-    cell,
+    Entry,
+    entry,
     table,
     to_csv,
-    to_html,
     to_latex,
     to_markdown,
 )
 
 COLUMNS = [Column("Method"), Column("Accuracy", "%", best="high"), Column("Time", "s", 0, "low")]
 ROWS = [
-    [Cell("a_1"), Cell(66.154, 0.061), Cell(3.0)],
-    [Cell("b|c"), Cell(64.35, 0.07), Cell(1.0)],
-    [Cell("<i>d"), Cell(-1.0), Cell(None)],
+    [Entry("a_1"), Entry(66.154, 0.061), Entry(3.0)],
+    [Entry("b|c"), Entry(64.35, 0.07), Entry(1.0)],
+    [Entry("<i>d"), Entry(-1.0), Entry(None)],
 ]
 TABLE = table("t", "A & B", COLUMNS, ROWS, ["a note"])
 
@@ -31,7 +31,7 @@ def test_best_is_bold_and_second_underlined_by_the_direction_of_the_column() -> 
 
 
 def test_values_that_read_the_same_share_a_rank() -> None:
-    rows = [[Cell("a"), Cell(1.001)], [Cell("b"), Cell(1.002)], [Cell("c"), Cell(0.5)]]
+    rows = [[Entry("a"), Entry(1.001)], [Entry("b"), Entry(1.002)], [Entry("c"), Entry(0.5)]]
     made = table("t", "", COLUMNS[:2], rows)
     assert [row[1].rank for row in made.rows] == [1, 1, 2]
     level = table("t", "", COLUMNS[:2], rows[:2])
@@ -39,7 +39,7 @@ def test_values_that_read_the_same_share_a_rank() -> None:
 
 
 def test_empty_columns_are_dropped() -> None:
-    made = table("t", "", COLUMNS, [[Cell("a"), Cell(1.0), Cell(None)]])
+    made = table("t", "", COLUMNS, [[Entry("a"), Entry(1.0), Entry(None)]])
     assert [column.title for column in made.columns] == ["Method", "Accuracy"]
 
 
@@ -77,7 +77,7 @@ def test_html_has_headers_sort_keys_and_no_injection() -> None:
 
 def test_signs_and_zero() -> None:
     column = Column("x", best=None)
-    made = table("t", "", [Column("m"), column], [[Cell("a"), Cell(v, signed=True)] for v in
+    made = table("t", "", [Column("m"), column], [[Entry("a"), Entry(v, signed=True)] for v in
                                                   (1.5, -1.5, -0.001)])  # fmt: skip
     text = to_markdown(made)
     assert "+1.50" in text
@@ -86,5 +86,5 @@ def test_signs_and_zero() -> None:
 
 
 def test_sd_is_unbiased() -> None:
-    assert cell(Stat((1.0, 3.0))) == Cell(2.0, 2**0.5)
-    assert cell(Stat((1.0,))).sd is None
+    assert entry(Stat((1.0, 3.0))) == Entry(2.0, 2**0.5)
+    assert entry(Stat((1.0,))).sd is None

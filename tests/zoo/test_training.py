@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from moetta.data import UnreadableImage
-from moetta.data.datasets import CIFAR10_CLASSES
+from moetta.data.catalogue import SMALL_SETS
 from moetta.zoo import TrainSource, train
 from moetta.zoo.build import training_batches
 from moetta.zoo.recipes import RECIPES, Augment, ViTShape
@@ -144,8 +144,9 @@ class TestPhotos:
 
     @pytest.fixture
     def folder(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("moetta.data.datasets.CIFAR10_IMAGES", {"train": 20, "test": 20})
-        for place in (f"{s}/{c}" for s in ("train", "test") for c in CIFAR10_CLASSES):
+        small = replace(SMALL_SETS["cifar10"], images={"train": 20, "test": 20})
+        monkeypatch.setitem(SMALL_SETS, "cifar10", small)
+        for place in (f"{s}/{c}" for s in ("train", "test") for c in small.classes):
             (tmp_path / "photos" / place).mkdir(parents=True)
             for i in range(2):
                 picture = Image.new("RGB", (32, 32), (100 * i, 50, 0))

@@ -34,9 +34,8 @@ from moetta.data import (
     preprocess_for,
 )
 from moetta.data import stream as named_stream
-from moetta.data.named import stream_options
+from moetta.data.named_streams import stream_options
 from moetta.data.preprocess import check_preprocess, own_preprocess
-from moetta.methods import find
 from moetta.results.runs import SCHEMA
 
 
@@ -65,7 +64,7 @@ class Prepared:
 
     def adapter(self) -> Adapter:
         """The method on this model; looks at the source images if it has to."""
-        source = self.source_images() if _looks_at_source(self.config, self.cell.method) else None
+        source = self.source_images() if self.config.needs_source else None
         return moetta.adapt(self.model, self.config, source=source)
 
     def from_batch(self, start: int) -> Stream:
@@ -253,10 +252,6 @@ def describe_source(cell: Cell) -> dict[str, Any] | None:
     elif cell.stream == "cifar10-c":
         origin = "CIFAR-10 training images"
     return {"images": cell.source_images, "from": origin}
-
-
-def _looks_at_source(config: Config, method: str) -> bool:
-    return find(method).adapter.needs_source and getattr(config, "fisher_weight", 1) != 0
 
 
 def _drawn(domain: Domain, count: int, pre: Preprocess) -> list[Tensor]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from moetta.bench.cell import grid
 from moetta.bench.grid import finished, require_all
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.commands.options import Running, write_report
 from moetta.commands.results import groups_tables
-from moetta.methods import methods
+from moetta.methods import list_methods
 from moetta.results.runs import load_run
 
 
@@ -40,7 +40,7 @@ def demo(options: Demo) -> None:
     """Run each method over the same stream, print the table, write the page."""
     begun = time.monotonic()
     cells = grid(
-        method=list(options.methods or methods()),
+        method=list(options.methods or list_methods()),
         stream=options.stream,
         model=options.model,
         seed=options.seed,

@@ -201,12 +201,6 @@ def make_display(as_json: bool = False) -> Display:
     return LiveTable() if sys.stdout.isatty() else Lines()
 
 
-def make_console(stderr: bool = False) -> Console:
-    """A console; one that writes to a file or pipe is wide enough for any table."""
-    made = Console(stderr=stderr)
-    return made if made.is_terminal else Console(stderr=stderr, width=170)
-
-
 def clock(seconds: float) -> str:
     """Seconds as people read them.
 

@@ -7,10 +7,9 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.markup import escape
@@ -19,9 +18,10 @@ from torch import Tensor
 
 import moetta
 from moetta import zoo
-from moetta.commands.display import make_console
-from moetta.data import Preprocess, cifar10, imagenet, imagenet_c
-from moetta.data.embedded.store import folder as cache_folder
+from moetta.commands.console import make_console
+from moetta.data import Preprocess
+from moetta.data.cache import cache_folder
+from moetta.data.datasets import readers
 
 PACKAGES = (
     *("torch", "torchvision", "timm", "numpy", "safetensors", "tyro", "rich"),
@@ -94,7 +94,7 @@ def examine(data: Path) -> Iterator[Finding]:
     for name in zoo.RECIPES:
         yield _weights(name)
     yield from _data(data)
-    yield Finding("cache", None, f"{cache_folder()} (the embedded benchmark's pictures)")
+    yield Finding("cache", None, f"{cache_folder()} (images made or decoded before)")
     yield _self_test()
 
 
@@ -116,16 +116,9 @@ def _data(root: Path) -> Iterator[Finding]:
         yield Finding("data", None, f"no folder {root}; --data FOLDER looks elsewhere")
         return
     plain = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
-    readers: dict[str, Callable[[], Any]] = {
-        f"imagenet-{kind}": lambda kind=kind: imagenet(kind, root, plain, partial=True)  # type: ignore[misc]
-        for kind in ("val", "r", "sketch", "a")
-    }
-    readers["imagenet-c"] = lambda: imagenet_c(root, partial=True)
-    readers["cifar10"] = lambda: cifar10(root)
-    for name, read in readers.items():
+    for name, read in readers(root, plain).items():
         try:
-            made = read()
-            images = sum(map(len, made)) if isinstance(made, list) else len(made)
+            images = sum(map(len, read()))
             yield Finding(name, True, f"{images:,} images in {root}")
         except (OSError, ValueError) as error:
             yield Finding(name, None, str(error))
@@ -141,8 +134,8 @@ def _self_test() -> Finding:
         )
         images = torch.randn(3, 8, 3, 32, 32)
     try:
-        for name, method in moetta.methods().items():
-            source = images[2] if method.adapter.needs_source else None
+        for name, method in moetta.list_methods().items():
+            source = images[2] if method.needs_source else None
             adapter = moetta.adapt(model, name, source=source)
             if not all(adapter(batch).isfinite().all() for batch in images[:2]):
                 return Finding("self-test", False, f"{name} predicts numbers that are not finite")
@@ -150,7 +143,7 @@ def _self_test() -> Finding:
     except Exception as error:  # whatever it is, it is a finding
         return Finding("self-test", False, f"{type(error).__name__}: {error}")
     took = time.monotonic() - begun
-    return Finding("self-test", True, f"{len(moetta.methods())} methods adapt ({took:.1f} s)")
+    return Finding("self-test", True, f"{len(moetta.list_methods())} methods adapt ({took:.1f} s)")
 
 
 def _check_state(model: torch.nn.Module, images: Tensor) -> None:

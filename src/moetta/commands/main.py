@@ -38,7 +38,10 @@ COMMANDS = {
     ),
     "results": Command("moetta.commands.results", "Results", "results", "finished runs in a table"),
     "report": Command(
-        "moetta.report", "ReportOptions", "report_command", "finished runs on a page with figures"
+        "moetta.commands.report",
+        "ReportOptions",
+        "report_command",
+        "finished runs on a page with figures",
     ),
     "methods": Command(
         "moetta.commands.methods", "Methods", "methods", "the methods and their settings"

@@ -10,7 +10,7 @@ import timm
 from rich.table import Table
 
 from moetta import zoo
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.paper.published import PAPER_MODELS
 
 

@@ -44,10 +44,10 @@ class Running:
 
 
 def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path | None:
-    """The HTML page of some runs; None, with a word why, where the report cannot be made."""
+    """The HTML page of some runs; None, with the reason on stderr, where it cannot be made."""
     try:
-        from moetta.report import write
+        from moetta.commands.report import make_report
     except ImportError as error:
         print(f"no report page: {error} (pip install 'moetta[bench]')", file=sys.stderr)
         return None
-    return write(folders, out, title=title)
+    return make_report(folders, out, title=title)

@@ -18,14 +18,13 @@ from rich.table import Table as RichTable
 
 from moetta.bench.backends import Outcome
 from moetta.bench.grid import finished, require_all
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.commands.options import Running, write_report
-from moetta.files import write_atomically
 from moetta.paper.experiments import EXPERIMENTS, Setting
 from moetta.paper.experiments.setting import EMBEDDED_MODELS, Found
 from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import load_run
-from moetta.results.tables import Cell, Column, Table, to_csv, to_latex, to_markdown
+from moetta.results.tables import Column, Entry, Table, write_tables
 from moetta.suggest import nearest
 
 
@@ -160,18 +159,10 @@ def _show(name: str, setting: Setting, found: Found, options: Reproduce) -> None
     console.print(escape(f"tables and pictures: {place}"), highlight=False)
 
 
-def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Write each table in three forms."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in tables:
-        for ending, form in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
-            write_atomically(folder / f"{made.name}.{ending}", form(made).encode())
-
-
 def as_record(made: Table) -> dict[str, Any]:
     """A table as plain data."""
     columns = [column.header for column in made.columns]
-    rows = [[cell.value for cell in row] for row in made.rows]
+    rows = [[entry.value for entry in row] for row in made.rows]
     return {"name": made.name, "caption": made.caption, "columns": columns, "rows": rows,
             "notes": list(made.notes)}  # fmt: skip
 
@@ -190,12 +181,12 @@ def print_table(console: Console, made: Table) -> None:
         console.print(escape(note), highlight=False, style="italic")
 
 
-def _field(cell: Cell, column: Column) -> str:
-    if cell.value is None:
+def _field(entry: Entry, column: Column) -> str:
+    if entry.value is None:
         return ""
-    if isinstance(cell.value, str):
-        return escape(cell.value)
-    text = f"{cell.value:{'+' if cell.signed else ''}.{column.digits}f}"
-    if cell.sd is not None:
-        text += f" ± {cell.sd:.{column.digits}f}"
-    return f"[bold]{text}[/bold]" if cell.rank == 1 else text
+    if isinstance(entry.value, str):
+        return escape(entry.value)
+    text = f"{entry.value:{'+' if entry.signed else ''}.{column.digits}f}"
+    if entry.sd is not None:
+        text += f" ± {entry.sd:.{column.digits}f}"
+    return f"[bold]{text}[/bold]" if entry.rank == 1 else text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moetta.bench.cell import Cell, grid, parse_overrides
 from moetta.bench.grid import finished, require_all
-from moetta.commands.display import make_console
+from moetta.commands.console import make_console
 from moetta.commands.options import Running, write_report
 from moetta.commands.results import groups_tables
 from moetta.results.runs import load_run

@@ -1,71 +1,86 @@
-"""The contract every method keeps: predict, then learn; and forget, save, restore on demand."""
+"""The contract that every method keeps: predict, then learn; reset, save and restore on demand."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from moetta.core import source_images, state
 from moetta.core.config import Config
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
+from moetta.core.objective import Objective, Step
 from moetta.core.step_report import StepReport, Totals
 from moetta.core.surgery import Surgery
 
 Source = Tensor | Iterable[Any] | str | PathLike[str] | None
 
-
-@dataclass
-class Step:
-    """What a method did with one batch; the adapter turns it into a `StepReport`."""
-
-    logits: Tensor
-    forwards: int = 0
-    backwards: int = 0
-    entropy: Tensor | None = None
-    selected: Tensor | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    routing: dict[str, Tensor] = field(default_factory=dict)
-    skipped: str | None = None
+C = TypeVar("C", bound=Config, covariant=True, default=Config)
 
 
-class Adapter:
-    """A classifier that learns from the very batches it is asked to classify.
+class Adapter(Generic[C]):
+    """A classifier that learns from the batches it classifies.
 
-    A method subclasses this and writes `build` (what is trained), `learn` (one step) and, where it
-    has them, its running values (`self.running`). Everything else is common: input checks, grad
-    mode, counters, reset, state, snapshots.
+    A method extends this class, names its configuration in brackets and writes two things:
+    `build` (what is trained) and `objective` (what is minimised). Running values go into
+    `self.running`. Everything else is common to all methods: input checks, gradient mode, steps,
+    counters, reset, state, snapshots. A method that steps in its own way overrides `learn` instead
+    of `objective`. `NormAffineAdapter` is this class with `build` written: it trains norm layers.
+
+    Threads: an adapter has one writer, the thread that calls it. ``last`` and ``totals`` are
+    immutable objects that any thread may read at any time. A call, `state_dict`,
+    `load_state_dict`, `reset`, `snapshot`, `rollback`, `save`, `load`, `merge` and `unwrap` hold
+    the adapter's lock, so any thread may call them: they wait for a step that is under way, and
+    see the state before it or after it, never a mix. The lock is re-entrant; `on_prediction` is
+    called with it held. Everything else (``model``, ``trained``, ``running``, `paused`) belongs to
+    the writer.
 
     Attributes:
-        model: what is called: the adapted network, compiled where the user's model was.
-        network: the adapted network itself. It shares its frozen weights' memory with the original.
+        model: what is called: the adapted network, compiled if the user's model was.
+        network: the adapted network itself. It shares the memory of its frozen weights with the
+            original.
         config: the method's frozen configuration.
         last: what the last call did.
         totals: the same, summed since construction or `reset`.
+        on_prediction: called once per call with the batch's detached logits, as soon as they are
+            final and before the update: a service can answer while the adapter learns. Inside it,
+            `routing` answers for this batch. If it raises, the call ends before the update.
+        lock: held while the adapter's state is read or changed.
     """
 
     method: ClassVar[str] = ""
-    needs_source: ClassVar[bool] = False
-    # Fields whose content the state carries: a saved state may come from one with another value.
+    # What to do without source images, for the message that refuses to.
+    without_source: ClassVar[str] = ""
+    # Fields whose content the state carries: a saved state may come from a config with other ones.
     held_in_state: ClassVar[tuple[str, ...]] = ()
 
+    config: C
     last: StepReport | None
     totals: Totals
 
     def __init__(
         self, model: nn.Module, config: Config, source: Source = None, inplace: bool = False
     ) -> None:
-        self.config: Any = config
-        self._surgery = Surgery(model, inplace)
-        self.model = self._surgery.model
-        self.network = self._surgery.network
+        self.config = config  # type: ignore[assignment]  # checked by moetta.adapt()
+        if config.needs_source and source is None:
+            raise ValueError(
+                f"{self.method} needs clean source images: pass source=images (a tensor or an "
+                "iterable of batches; no labels needed), or the path of a file written by "
+                f"adapter.save_source(){self.without_source}"
+            )
+        self.lock = threading.RLock()
+        self.on_prediction: Callable[[Tensor], None] | None = None
+        self.surgery = Surgery(model, inplace)
+        self.model = self.surgery.model
+        self.network = self.surgery.network
         self.trained: dict[str, nn.Parameter] = {}
         self.running: dict[str, Tensor | None] = {}
         self.optimizer: torch.optim.Optimizer | None = None
@@ -73,33 +88,74 @@ class Adapter:
         self.last = None
         self.totals = Totals()
         self._paused = False
+        self._answered = False
         self._snapshot: dict[str, Tensor] | None = None
-        self.from_source: list[str] = []  # the running values that were computed from source images
+        self.from_source: list[str] = []  # running values that were computed from source images
         try:
             with torch.inference_mode(False):
                 self.build(source)
         except BaseException:
-            self._surgery.undo()  # a refused inplace=True must leave the user's model as it was
+            self.surgery.undo()  # a refused inplace=True must leave the user's model as it was
             raise
         self._initial = self.state_dict()
 
     # --- what a method writes -------------------------------------------------------------------
 
     def build(self, source: Source) -> None:
-        """Choose what is trained (`self.train`), make the optimiser, set the running values."""
-        raise TypeError(f"{type(self).__name__} does not say what it trains")
+        """Choose what is trained (`make_trainable`), make the optimiser, set running values."""
+        raise TypeError(f"{type(self).__name__} does not define build(): what does it train?")
+
+    def objective(self, inputs: Inputs) -> Objective:
+        """Predict one batch and say what to minimise; changes nothing."""
+        raise TypeError(f"{type(self).__name__} defines neither objective() nor learn()")
+
+    def after_step(self, objective: Objective) -> None:
+        """Called after a batch was learnt from, with the new weights in place."""
 
     def learn(self, inputs: Inputs) -> Step:
-        """Predict one batch and learn from it."""
-        raise TypeError(f"{type(self).__name__} does not say how it learns")
+        """Predict one batch and take one step down its objective.
+
+        A method that steps in its own way overrides this. It should call `predicted` as soon as
+        its logits are final.
+        """
+        size = len(inputs)
+        found = self.objective(inputs)
+        routing = self.routing(size)
+        self.predicted(found.logits)
+        skipped = found.why_not()
+        if skipped is None and found.losses:
+            skipped = self.descend(found.total())
+        step = Step(
+            found.logits,
+            forwards=size if found.forwards is None else found.forwards,
+            entropy=found.entropy,
+            selected=found.selected,
+            losses=found.losses,
+            routing=routing,
+            skipped=skipped,
+        )
+        if skipped is None:
+            self.running.update(found.running)
+            self.after_step(found)
+            if found.losses:
+                step.backwards = size if found.selected is None else int(found.selected.sum())
+        return step
 
     def predict(self, inputs: Inputs) -> Tensor:
         """Predict without learning."""
         return inputs.logits(self.model)
 
     def routing(self, samples: int) -> dict[str, Tensor]:
-        """Experts of each sample in the last prediction, by layer; nothing without experts."""
+        """Experts of each sample in the last prediction [B, k], by layer; empty without experts."""
         return {}
+
+    def experts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Offsets of scale and shift, [E, D] each, by layer; empty if there are no such experts."""
+        return {}
+
+    def expert_counts(self) -> dict[str, int]:
+        """How many experts each routed layer has; empty if nothing is routed."""
+        return {name: len(weight) for name, (weight, _) in self.experts().items()}
 
     @property
     def activated_parameters(self) -> int:
@@ -115,26 +171,34 @@ class Adapter:
             ValueError: the batch is empty, has non-finite values or does not fit the model. Nothing
                 has changed then.
         """
-        self._surgery.check_alive()
-        with torch.inference_mode(False):
+        with self.lock, torch.inference_mode(False):
+            self.surgery.check_alive()
             inputs = Inputs.checked(args, kwargs)
+            self._answered = False
             # Autocast keeps low-precision copies of trained weights; after a step they are stale.
             torch.clear_autocast_cache()
             if self._paused:
                 with torch.no_grad():
                     step = Step(self.predict(inputs), forwards=len(inputs), skipped="paused")
                     step.routing = self.routing(len(inputs))
+                    self.predicted(step.logits)
             else:
                 with torch.enable_grad():
                     step = self.learn(inputs)
+                self.predicted(step.logits)
                 self.steps += 1
             torch.clear_autocast_cache()
             return self._account(len(inputs), step)
 
+    def predicted(self, logits: Tensor) -> None:
+        """Say that these logits are the batch's final prediction; only the first time counts."""
+        if not self._answered:
+            self._answered = True
+            if self.on_prediction is not None:
+                self.on_prediction(_plain(logits))
+
     def _account(self, samples: int, step: Step) -> Tensor:
-        logits = step.logits.detach()
-        if logits.is_inference():
-            logits = logits.clone()
+        logits = _plain(step.logits)
         self.last = StepReport(
             samples=samples,
             forwards=step.forwards,
@@ -150,14 +214,18 @@ class Adapter:
 
     # --- helpers for methods --------------------------------------------------------------------
 
-    def train(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
-        """Make these parameters trainable, with memory of their own; returns them."""
-        self._surgery.leave_fast_paths()
+    def make_trainable(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
+        """Make these parameters trainable, in memory that the user's model does not share.
+
+        Returns:
+            All parameters that are trained so far, in the order of `trained`.
+        """
+        self.surgery.leave_fast_paths()
         known = {id(parameter) for parameter in self.trained.values()}
         coarse = False
         for name, parameter in parameters:
             coarse |= parameter.dtype in (torch.bfloat16, torch.float16)
-            self._surgery.own(name, parameter)
+            self.surgery.own(name, parameter)
             parameter.requires_grad_(True)
             if id(parameter) not in known:  # layers may share one; it is stepped once
                 known.add(id(parameter))
@@ -173,23 +241,23 @@ class Adapter:
     def generator(self, stream: int = 0, device: str | None = None) -> torch.Generator:
         """The random numbers of this step: a function of (seed, step, stream), never of history.
 
-        They are drawn where the model is, unless ``device`` says otherwise: numbers drawn on the
-        CPU are the same for a model on any device.
+        They are drawn on the model's device, unless ``device`` says otherwise: numbers drawn on
+        the CPU are the same for a model on any device.
         """
         mixed = (self.config.seed * 1_000_003 + self.steps) * 1_009 + stream
         return torch.Generator(device or self.device).manual_seed(mixed % (1 << 63))
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """The device of the model."""
         tensor = next(self.model.parameters(), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     def gradients(self, loss: Tensor) -> list[Tensor] | None:
-        """Gradients for the trained parameters, or None where loss or gradient is not finite.
+        """Gradients of the trained parameters, or None if loss or gradient is not finite.
 
         Raises:
-            ValueError: the loss does not depend on any of them. Nothing has changed then.
+            ValueError: the loss depends on none of them. Nothing has changed then.
         """
         parameters = list(self.trained.values())
         if not loss.requires_grad:
@@ -200,7 +268,7 @@ class Adapter:
             )
         if not torch.isfinite(loss):
             return None
-        # Backward ops run in the types their forward ops chose: autocast must not cast them again.
+        # Backward ops run in the types that their forward ops chose; autocast must not cast again.
         with torch.autocast(loss.device.type, enabled=False):
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
         grads = [
@@ -214,10 +282,10 @@ class Adapter:
         grads = self.gradients(loss)
         if grads is None:
             return "non-finite loss or gradient"
-        self.apply(grads)
+        self.step_along(grads)
         return None
 
-    def apply(self, grads: list[Tensor]) -> None:
+    def step_along(self, grads: list[Tensor]) -> None:
         """One optimiser step along these gradients."""
         assert self.optimizer is not None
         for parameter, grad in zip(self.trained.values(), grads, strict=True):
@@ -228,40 +296,43 @@ class Adapter:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that adaptation has made, as tensors (copies); the frozen backbone is not in it."""
-        return state.collect(self)
+        """Copies of everything that adaptation has changed; the frozen backbone is not included."""
+        with self.lock:
+            return state.collect(self)
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Restore a `state_dict`, bit for bit.
 
-        Names, shapes and types are checked; that it came from the same method, configuration and
-        model only a file can tell (`save` and `load`).
+        Names, shapes and types are checked. Whether it came from the same method, configuration
+        and model can be checked only for a file (`save` and `load`).
 
         Raises:
             ValueError: it does not fit this adapter; the message says what differs. Nothing has
                 changed then.
-            RuntimeError: the adapter was unwrapped; its parameters are the user's again.
+            RuntimeError: the adapter was unwrapped.
         """
-        self._surgery.check_alive()
-        state.restore(self, tensors)
+        with self.lock:
+            self.surgery.check_alive()
+            state.restore(self, tensors)
 
     def reset(self) -> None:
-        """Back to the moment of construction: weights, optimiser, averages, random numbers."""
-        self.load_state_dict(self._initial)
-        self.last = None
+        """Return to the state at construction: weights, optimiser, averages, random numbers."""
+        with self.lock:
+            self.load_state_dict(self._initial)
+            self.last = None
 
     def snapshot(self) -> None:
-        """Remember the present state, in memory."""
+        """Remember the current state, in memory."""
         self._snapshot = self.state_dict()
 
     def rollback(self) -> None:
         """Return to the last `snapshot`.
 
         Raises:
-            RuntimeError: there is none, or the adapter was unwrapped.
+            RuntimeError: there is no snapshot, or the adapter was unwrapped.
         """
         if self._snapshot is None:
-            raise RuntimeError("there is nothing to roll back to; call adapter.snapshot() first")
+            raise RuntimeError("there is no snapshot to roll back to; call adapter.snapshot()")
         self.load_state_dict(self._snapshot)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -272,24 +343,24 @@ class Adapter:
         """Restore the state from a file that `save` wrote for the same model and configuration.
 
         Raises:
-            ValueError: the file is damaged, foreign, or made for something else.
+            ValueError: the file is damaged, or was not saved by an adapter like this one.
             RuntimeError: the adapter was unwrapped.
         """
-        self._surgery.check_alive()
+        self.surgery.check_alive()
         state.load(self, path)
 
     def save_source(self, path: str | PathLike[str]) -> None:
-        """Write what was computed from the source images; pass ``source=path`` next time.
+        """Write what was computed from the source images, to pass as ``source=path`` next time.
 
         Raises:
             ValueError: this adapter computed nothing from source images.
         """
         if not self.from_source:
-            raise ValueError(f"this {self.method} adapter keeps nothing of source images")
+            raise ValueError(f"this {self.method} adapter computed nothing from source images")
         source_images.save(self, path)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[Adapter]:
+    def paused(self) -> Iterator[Self]:
         """Within the block, predict without learning."""
         before, self._paused = self._paused, True
         try:
@@ -300,24 +371,32 @@ class Adapter:
     # --- leaving --------------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """A hash of the source model's weights: what a saved state belongs to."""
-        return self._surgery.fingerprint()
+        """A hash of the source model's weights; a saved state belongs to these weights."""
+        return self.surgery.fingerprint()
 
     def unwrap(self) -> nn.Module:
         """The original model, as it was before adaptation.
 
-        After ``inplace=True`` this takes the adaptation out of the user's object, and the adapter
+        After ``inplace=True`` this removes the adaptation from the user's object, and the adapter
         can no longer be called.
         """
-        return self._surgery.undo()
+        with self.lock:
+            return self.surgery.undo()
 
     def merge(self) -> nn.Module:
-        """A model of its own, without the adapter, that keeps what was learnt and stays so."""
-        self._surgery.check_alive()
-        return self._surgery.detached_copy()
+        """A separate, frozen model that has learnt what the adapter has learnt so far."""
+        with self.lock:
+            self.surgery.check_alive()
+            return self.surgery.detached_copy()
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({type(self.model).__name__}, {self.config}, "
             f"steps={self.steps}, trained={sum(p.numel() for p in self.trained.values()):,})"
         )
+
+
+def _plain(logits: Tensor) -> Tensor:
+    """Detached, and usable outside inference mode."""
+    logits = logits.detach()
+    return logits.clone() if logits.is_inference() else logits

@@ -1,22 +1,27 @@
-"""Configurations: frozen dataclasses with named presets and helpful refusals."""
+"""Configurations: frozen dataclasses with named presets, checked when they are made."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from moetta.suggest import nearest
 
+# "    name: text", with further lines indented deeper.
+_ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Config:
-    """Common ground of all methods' configurations.
+    """What all methods' configurations share.
 
     Attributes:
-        seed: seed of the method's own random draws.
+        seed: seed of the method's random draws.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -28,15 +33,27 @@ class Config:
         kinds = get_type_hints(type(self))
         for name in (f.name for f in fields(self)):
             value, kind = getattr(self, name), kinds[name]
-            if isinstance(value, list):  # as JSON and TOML have it
+            if isinstance(value, list):  # JSON and TOML have no tuples
                 value = tuple(value)
                 object.__setattr__(self, name, value)
             wanted = _unlike(value, kind)
-            require(wanted is None, f"{name} must be {wanted}, not {value!r}")
+            require(wanted is None, f"{name} must be {wanted}, got {value!r}")
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether a method with these settings needs source images."""
+        return False
+
+    def with_pixels(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
+        """These settings for images normalised by ``mean`` and ``std``, where that matters.
+
+        Values that are set already are kept.
+        """
+        return self
 
     @classmethod
     def preset(cls, name: str = "paper", **values: Any) -> Self:
-        """The named preset ("paper", "released", or one of the method's own), with changes.
+        """The named preset ("paper", "released" or another of the method's), with changes.
 
         Raises:
             ValueError: no such preset or field, or a value out of range.
@@ -50,9 +67,20 @@ class Config:
                 raise ValueError(f"{cls.__name__} has no field {key!r}; {nearest(key, names)}")
         return cls(**{**known[name], **values})
 
+    @classmethod
+    def field_docs(cls) -> dict[str, str]:
+        """What each field means, from the docstrings of the class and those it extends."""
+        docs: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+            for name, meaning in _ENTRY.findall(text):
+                docs[name] = " ".join(meaning.split())
+        return docs
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return json.loads(json.dumps(asdict(self)))
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
 
 
 def require(ok: bool, message: str) -> None:
@@ -66,7 +94,7 @@ def _number(value: Any) -> bool:
 
 
 def _unlike(value: Any, kind: Any) -> str | None:
-    """What a value of this annotation is, in words; None where this is one."""
+    """What a value of this annotation must be, in words; None if this one is."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:  # a kind, or None
         return None if value is None else _unlike(value, inner[0])
@@ -91,7 +119,7 @@ def positive(config: Config, *names: str) -> None:
     """Refuse fields that are not finite numbers above zero."""
     for name in names:
         value = getattr(config, name)
-        require(_number(value) and value > 0, f"{name} must be above 0 and finite, not {value!r}")
+        require(_number(value) and value > 0, f"{name} must be above 0 and finite, got {value!r}")
 
 
 def share(config: Config, *names: str) -> None:
@@ -99,5 +127,5 @@ def share(config: Config, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(
-            _number(value) and 0 <= value <= 1, f"{name} must be between 0 and 1, not {value!r}"
+            _number(value) and 0 <= value <= 1, f"{name} must be between 0 and 1, got {value!r}"
         )

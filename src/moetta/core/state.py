@@ -42,7 +42,7 @@ def collect(adapter: Adapter) -> dict[str, Tensor]:
 
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor]) -> None:
-    """Put a collected state back; checks everything before it changes anything."""
+    """Put a collected state back; everything is checked before anything is changed."""
     problems = _differences(adapter, tensors)
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
@@ -86,11 +86,11 @@ def _like(value: Tensor, parameter: Tensor, key: str) -> Tensor:
 
 
 def _differences(adapter: Adapter, tensors: dict[str, Tensor]) -> list[str]:
-    """What of ``tensors`` does not fit, each in a few words."""
+    """What does not fit in ``tensors``, each in a few words."""
     expected: dict[str, Tensor | None] = {"counters": torch.zeros(len(_COUNTERS) + 1).double()}
     expected |= {f"param.{name}": p for name, p in adapter.trained.items()}
     expected |= {f"running.{name}": t for name, t in adapter.running.items()}
-    # What a new adapter has, every state of it has; the rest (momentum, averages) comes with time.
+    # Every state has what a new adapter has; the rest (momentum, averages) comes with time.
     problems = [f"{key} is missing" for key in adapter._initial if key not in tensors]
     for key, value in tensors.items():
         like = expected.get(key)
@@ -101,7 +101,7 @@ def _differences(adapter: Adapter, tensors: dict[str, Tensor]) -> list[str]:
         if key not in expected and not key.startswith("loss."):
             problems.append(f"{key} is unknown here")
         elif not isinstance(value, Tensor):
-            problems.append(f"{key} is no tensor")
+            problems.append(f"{key} is not a tensor")
         elif like is not None and (like.shape, like.dtype) != (value.shape, value.dtype):
             problems.append(f"{key} is {_kind(value)}, here {_kind(like)}")
     return problems
@@ -120,12 +120,12 @@ def save(adapter: Adapter, path: str | PathLike[str]) -> None:
         "config": json.dumps(adapter.config.to_dict(), sort_keys=True),
         "model": adapter.fingerprint(),
     }
-    tensors = {k: v.cpu().contiguous() for k, v in collect(adapter).items()}
+    tensors = {k: v.cpu().contiguous() for k, v in adapter.state_dict().items()}
     write_atomically(path, to_bytes(tensors, metadata))
 
 
 def load(adapter: Adapter, path: str | PathLike[str]) -> None:
-    """Read what `save` wrote, refuse what is not for this adapter, restore the rest."""
+    """Restore what `save` wrote; refuse a file that is not for this adapter."""
     tensors, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is a safetensors file, but not a state saved by moetta")
@@ -134,14 +134,14 @@ def load(adapter: Adapter, path: str | PathLike[str]) -> None:
             f"{path} has state version {metadata.get('version')}; this moetta reads {VERSION}"
         )
     if lost := [key for key in ("method", "config", "model") if key not in metadata]:
-        raise ValueError(f"{path} does not say its {' and '.join(lost)}; save the state anew")
+        raise ValueError(f"{path} does not say its {' and '.join(lost)}; save the state again")
     if metadata["method"] != adapter.method:
         raise ValueError(
             f"{path} was saved by method {metadata['method']!r}, this adapter is {adapter.method!r}"
         )
     theirs, ours = _read_config(metadata["config"]), adapter.config.to_dict()
     if theirs is None:
-        raise ValueError(f"{path} has a configuration that cannot be read; save the state anew")
+        raise ValueError(f"{path} has a configuration that cannot be read; save the state again")
     changed = [
         f"{key}: file {theirs.get(key)!r}, here {ours.get(key)!r}"
         for key in sorted(theirs.keys() | ours.keys())
@@ -154,7 +154,7 @@ def load(adapter: Adapter, path: str | PathLike[str]) -> None:
             f"{path} was saved for a model with other source weights "
             f"(file {metadata['model'][:12]}, here {adapter.fingerprint()[:12]})"
         )
-    restore(adapter, tensors)
+    adapter.load_state_dict(tensors)
 
 
 def _read_config(text: str) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ from torchvision.transforms.v2.functional import center_crop, pil_to_tensor, res
 from moetta.data.corruptions import CLASSICAL, MIN_SIDE, check_name, corrupt
 from moetta.data.corruptions.textures import check_folder
 from moetta.data.domains import UnreadableImage
-from moetta.data.images import INCOMPLETE, read_rgb
+from moetta.data.image_files import INCOMPLETE, read_rgb
 from moetta.files import write_atomically
 
 SETTINGS_FILE = ".moetta-corrupt.json"

@@ -1,89 +1,51 @@
-"""Data sets in their ordinary folder layouts, read as domains."""
+"""Reads data sets in their usual folder layouts as domains; `catalogue` says which there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torchvision.datasets import CIFAR10
+import torchvision
 from torchvision.transforms.v2 import CenterCrop, Compose, Resize
 
+from moetta.data.cache import cached
+from moetta.data.catalogue import (
+    IMAGENET_C_ARCHIVES,
+    IMAGENET_C_FOLDERS,
+    IMAGENET_SETS,
+    SMALL_SETS,
+    ImageNetSet,
+    Split,
+    to_download,
+)
 from moetta.data.corruptions import CLASSICAL
-from moetta.data.domains import Domain, UnreadableImage
-from moetta.data.images import ImageFiles, Transform, contents, list_images, named, subfolders
+from moetta.data.domains import Domain, Images, UnreadableImage
+from moetta.data.image_files import (
+    ImageFiles,
+    Transform,
+    contents,
+    list_images,
+    named_subfolders,
+    subfolders,
+)
 from moetta.data.labels import LabelMap, imagenet_synsets, label_map, label_scheme
 from moetta.data.preprocess import Preprocess
+
+__all__ = ["to_download"]  # until callers ask for a spec
 
 # What ImageNet-C's authors did to the validation images before corrupting them.
 IMAGENET_C_FRAME: Transform = Compose([Resize(256), CenterCrop(224)])
 
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a data set of the ImageNet family comes."""
-
-    title: str
-    folders: tuple[str, ...]
-    images: int
-    get: str
-    classes: Callable[[], Sequence[str]] = imagenet_synsets
-    few: bool = False
-
-    @property
-    def folder(self) -> str:
-        return self.folders[0]
-
-
-IMAGENET = {
-    "val": _Layout(
-        "ImageNet validation",
-        ("imagenet-val", "val", "imagenet_val", "ilsvrc2012_img_val"),
-        50_000,
-        "Register at image-net.org, download ILSVRC2012_img_val.tar and "
-        "ILSVRC2012_devkit_t12.tar.gz into one folder, and let "
-        'torchvision.datasets.ImageNet(folder, split="val") sort the images into folders by synset',
-    ),
-    "r": _Layout(
-        "ImageNet-R",
-        ("imagenet-r", "imagenet_r", "r"),
-        30_000,
-        "Download imagenet-r.tar as github.com/hendrycks/imagenet-r says, and unpack it",
-        lambda: imagenet_synsets("r"),
-        few=True,
-    ),
-    "sketch": _Layout(
-        "ImageNet-Sketch",
-        ("imagenet-sketch", "sketch", "imagenet_sketch"),
-        50_889,
-        "Download ImageNet-Sketch.zip as github.com/HaohanWang/ImageNet-Sketch says, and unpack it",
-    ),
-    "a": _Layout(
-        "ImageNet-A",
-        ("imagenet-a", "imagenet_a", "a"),
-        7_500,
-        "Download imagenet-a.tar as github.com/hendrycks/natural-adv-examples says, and unpack it",
-        lambda: imagenet_synsets("a"),
-        few=True,
-    ),
-    "v2": _Layout(
-        "ImageNet-V2",
-        ("imagenetv2-matched-frequency-format-val", "imagenet-v2", "imagenetv2", "v2"),
-        10_000,
-        "Download imagenetv2-matched-frequency.tar.gz as github.com/modestyachts/ImageNetV2 says, "
-        "and unpack it",
-        lambda: [str(i) for i in range(1000)],
-    ),
-}
-Kind = Literal["val", "r", "sketch", "a", "v2"]
-IMAGENET_C_FOLDERS = ("imagenet-c", "imagenet_c", "c")
-_C_GROUPS = ("noise", "blur", "weather", "digital", "extra")  # the archives ImageNet-C comes in
+CACHED_BYTES = 128 * 2**20
+"""Decoded images are kept in the cache up to this size; larger data sets would fill the disk."""
 
 
 def imagenet(
-    kind: Kind, folder: str | Path, preprocess: Preprocess, *, partial: bool = False
+    kind: str, folder: str | Path, preprocess: Preprocess, *, partial: bool = False
 ) -> Domain:
     """A data set of the ImageNet family, labelled among all 1000 classes.
 
@@ -91,13 +53,13 @@ def imagenet(
         kind: "val", "r", "sketch", "a" or "v2".
         folder: Its folder, or the folder that holds it under one of its usual names.
         preprocess: How its images are resized and cropped.
-        partial: Accept a folder that lacks images or classes; it is an error otherwise.
+        partial: Accept a folder that lacks images or classes; otherwise that is an error.
     """
-    if kind not in IMAGENET:
-        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(IMAGENET)}")
-    layout, folder = IMAGENET[kind], Path(folder)
-    expected = layout.classes()
-    candidates = [*named(folder, layout.folders), folder]
+    if kind not in IMAGENET_SETS:
+        raise ValueError(f"no data set {kind!r}; valid: {', '.join(IMAGENET_SETS)}")
+    described, folder = IMAGENET_SETS[kind], Path(folder)
+    expected = _class_names(described)
+    candidates = [*named_subfolders(folder, described.folders), folder]
     home = next((c for c in candidates if _class_folders(c, expected)), None)
     if home is None:
         raise FileNotFoundError(_not_found(kind, candidates, expected))
@@ -105,34 +67,36 @@ def imagenet(
     strange = sorted(set(subfolders(home)) - set(expected))
     if strange or (len(present) < len(expected) and not partial):
         raise FileNotFoundError(
-            f"{layout.title}: expected exactly its {len(expected)} class folders in {home}, found "
-            f"{len(present)} of them and {len(strange)} others {strange[:3]}."
+            f"{described.title}: expected exactly its {len(expected)} class folders in {home}, "
+            f"found {len(present)} of them and {len(strange)} others {strange[:3]}."
             + ("" if strange else " partial=True accepts a part of the data set.")
         )
-    scheme = "numbers" if kind == "v2" else "imagenet"
+    scheme = "numbers" if described.class_folders == "numbers" else "imagenet"
     images, labels = list_images(
         home, label_map(scheme, present), preprocess.transform(), allow_empty=partial
     )
-    if len(images) != layout.images and not partial:
-        raise ValueError(
-            f"{layout.title}: expected {layout.images:,} images in {home}, found {len(images):,}. "
-            "partial=True accepts a part of the data set; results then say so."
-        )
-    classes = tuple(label_map("imagenet", expected).values()) if layout.few else None
+    if len(images) != described.images and not partial:
+        raise ValueError(_wrong_count(described.title, described.images, home, len(images)))
+    classes = tuple(label_map("imagenet", expected).values()) if described.few_classes else None
     name = {"val": "imagenet"}.get(kind, f"imagenet-{kind}")
-    origin = f"{layout.title}, {len(images):,} of {layout.images:,} images"
+    origin = f"{described.title}, {len(images):,} of {described.images:,} images"
     return Domain(name, images, labels, classes=classes, origin=origin)
 
 
-def is_there(kind: str, folder: Path) -> bool:
+def has_imagenet(kind: str, folder: Path) -> bool:
     """Whether a folder holds this data set among others, under one of its usual names.
 
     The validation images may also be the folder itself; other data sets have the same synsets.
     """
-    layout = IMAGENET[kind]
-    if kind == "val" and _class_folders(folder, layout.classes()):
+    described = IMAGENET_SETS[kind]
+    if kind == "val" and _class_folders(folder, _class_names(described)):
         return True
-    return bool(named(folder, layout.folders))
+    return bool(named_subfolders(folder, described.folders))
+
+
+def has_imagenet_c(folder: Path) -> bool:
+    """Whether a folder holds the files of ImageNet-C, under one of their usual names."""
+    return bool(named_subfolders(folder, IMAGENET_C_FOLDERS))
 
 
 def corrupted(
@@ -145,12 +109,12 @@ def corrupted(
     """A domain under each of several corruptions, made on the fly.
 
     Args:
-        domain: The clean pictures.
+        domain: The clean images.
         names: The corruptions.
         severity: Their severity.
         frame: How image files are resized and cropped before they are corrupted, if not as the
-            domain does it; `IMAGENET_C_FRAME` makes ImageNet-C out of the ImageNet validation
-            images, except that the published files were compressed to JPEG once more.
+            domain does it. `IMAGENET_C_FRAME` turns the ImageNet validation images into
+            ImageNet-C, except that the published files were compressed to JPEG once more.
     """
     images = domain.images
     if frame is not None and isinstance(images, ImageFiles):
@@ -175,29 +139,29 @@ def imagenet_c(
     *,
     partial: bool = False,
 ) -> list[Domain]:
-    """ImageNet-C as published: `<corruption>/<severity>/<synset>/*.JPEG`, one domain for each name.
+    """ImageNet-C as published: `<corruption>/<severity>/<synset>/*.JPEG`, one domain per name.
 
-    The archives may be unpacked side by side or each in its folder (noise, blur, weather, digital,
-    extra). The pictures are already cropped to 224 and are not cropped again; reading one of
-    another size is an error.
+    The archives may be unpacked side by side or each in its own folder (noise, blur, weather,
+    digital, extra). The images were cropped to 224 pixels by their authors and are not cropped
+    again; an image of another size is an error.
     """
     root = Path(folder)
-    inner = named(root, IMAGENET_C_FOLDERS)
-    homes = [h for top in (*inner, root) for h in (top, *named(top, _C_GROUPS))]
+    tops = (*named_subfolders(root, IMAGENET_C_FOLDERS), root)
+    homes = [h for top in tops for h in (top, *named_subfolders(top, IMAGENET_C_ARCHIVES))]
     domains = []
     for name in names:
         found = [h / name / str(severity) for h in homes if (h / name / str(severity)).is_dir()]
         if not found:
             raise FileNotFoundError(
                 f"ImageNet-C: expected {name}/{severity}/<synset>/*.JPEG in {homes[0]}, found "
-                f"{contents(homes[0])}. Download the archives that hold it (noise, blur, weather, "
-                "digital, extra) as github.com/hendrycks/robustness says, and unpack them there; "
-                "or have the corruptions made on the fly from the validation images."
+                f"{contents(homes[0])}. Download the archives that hold it "
+                f"({', '.join(IMAGENET_C_ARCHIVES)}) as github.com/hendrycks/robustness says, and "
+                "unpack them there; or have the corruptions made on the fly from the validation "
+                "images."
             )
         expected = imagenet_synsets()
         present = _class_folders(found[0], expected)
-        complete = len(present) == len(expected) or (partial and present)
-        if not complete:
+        if len(present) < len(expected) and not (partial and present):
             raise FileNotFoundError(
                 f"ImageNet-C: expected {len(expected)} synset folders in {found[0]}, found "
                 f"{contents(found[0])}"
@@ -206,83 +170,93 @@ def imagenet_c(
             found[0], label_map("imagenet", present), size=(224, 224), allow_empty=partial
         )
         if len(images) != 50_000 and not partial:
-            raise ValueError(
-                f"ImageNet-C: expected 50,000 images in {found[0]}, found {len(images):,}. "
-                "partial=True accepts a part of the data set; results then say so."
-            )
+            raise ValueError(_wrong_count("ImageNet-C", 50_000, found[0], len(images)))
         origin = f"ImageNet-C files, severity {severity}, {len(images):,} of 50,000 images"
         domains.append(Domain(name, images, labels, origin=origin))
     return domains
 
 
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-
-
-CIFAR10_IMAGES = {"train": 50_000, "test": 10_000}
-
-
 def cifar10(
     folder: str | Path,
-    split: Literal["train", "test"] = "test",
+    split: Split = "test",
     *,
     download: bool = False,
     partial: bool = False,
 ) -> Domain:
-    """CIFAR-10, in memory, at its own 32 x 32.
+    """CIFAR-10, in memory, at its own 32 x 32 pixels; see `small_set`."""
+    return small_set("cifar10", folder, split, download=download, partial=partial)
+
+
+def small_set(
+    key: str,
+    folder: str | Path,
+    split: Split = "test",
+    *,
+    download: bool = False,
+    partial: bool = False,
+    in_memory: bool = True,
+) -> Domain:
+    """A data set of small images, at their own size.
+
+    Image files are decoded once: the test images are then kept in the user's cache folder (see
+    `moetta.data.cache`), until a file is added, removed or changed.
 
     Args:
-        folder: Holds `<split>/<class>/*.jpg` (or .png), or torchvision's `cifar-10-batches-py`. The
+        key: Which one, a key of `catalogue.SMALL_SETS` such as "cifar10".
+        folder: Holds `<split>/<class>/*.jpg` (or .png), or the official archive unpacked. The
             latter is Python pickles, which torchvision reads, and only if they are, byte for byte,
             the official ones.
         split: "train" or "test".
         download: Let torchvision download the official archive into `folder`.
-        partial: Accept a folder that lacks images; it is an error otherwise.
+        partial: Accept a folder that lacks images; otherwise that is an error.
+        in_memory: Decode all images now; otherwise each one when it is needed.
     """
-    folder = Path(folder)
+    described, folder = SMALL_SETS[key], Path(folder)
     tree = folder / split
-    if tree.is_dir() and not download:
-        if subfolders(tree) != list(CIFAR10_CLASSES):
-            raise FileNotFoundError(
-                f"CIFAR-10: expected the class folders {', '.join(CIFAR10_CLASSES)} in {tree}, "
-                f"found {contents(tree)}"
-            )
-        images, labels = list_images(
-            tree, label_map("sorted", CIFAR10_CLASSES), size=(32, 32), allow_empty=partial
+    if not tree.is_dir() or download:
+        return _official(key, folder, split, download)
+    if subfolders(tree) != sorted(described.classes):
+        raise FileNotFoundError(
+            f"{described.title}: expected the class folders {', '.join(described.classes)} in "
+            f"{tree}, found {contents(tree)}"
         )
-        origin, whole = f"CIFAR-10 {split}, image files", CIFAR10_IMAGES[split]
-        if len(images) != whole:
-            if not partial:
-                raise ValueError(
-                    f"CIFAR-10: expected {whole:,} images in {tree}, found {len(images):,}. "
-                    "partial=True accepts a part of the data set; results then say so."
-                )
-            origin += f", {len(images):,} of {whole:,} images"
-        try:
-            return Domain("cifar10", images.in_memory(), labels, origin=origin)
-        except UnreadableImage:  # whether that is fatal is for the stream to say
-            return Domain("cifar10", images, labels, origin=origin)
+    numbers = {name: i for i, name in enumerate(described.classes)}
+    side = described.side
+    files, labels = list_images(tree, numbers, size=(side, side), allow_empty=partial)
+    origin, whole = f"{described.title} {split}, image files", described.images[split]
+    if len(files) != whole:
+        if not partial:
+            raise ValueError(_wrong_count(described.title, whole, tree, len(files)))
+        origin += f", {len(files):,} of {whole:,} images"
+    images: Images = files
+    if in_memory:
+        # Whether an unreadable image is fatal is for the stream to decide, when it comes to it.
+        with suppress(UnreadableImage):
+            images = _decoded(files, labels, f"{key}-{split}", 3 * side * side)
+    return Domain(key, images, labels, origin=origin)
+
+
+def _decoded(files: ImageFiles, labels: torch.Tensor, name: str, image_bytes: int) -> torch.Tensor:
+    if len(files) * image_bytes > CACHED_BYTES:
+        return files.in_memory()
+    key = f"decoded/{name}-{files.fingerprint()}"
+    return cached(key, lambda: (files.in_memory(), labels))[0]
+
+
+def _official(key: str, folder: Path, split: Split, download: bool) -> Domain:
+    described = SMALL_SETS[key]
+    read = getattr(torchvision.datasets, described.torchvision)
     try:
-        official = CIFAR10(folder, train=split == "train", download=download)
+        official = read(folder, train=split == "train", download=download)
     except RuntimeError as error:
         raise FileNotFoundError(
-            f"CIFAR-10: expected {split}/<class>/*.jpg or torchvision's cifar-10-batches-py (with "
-            f"the official checksums) in {folder}, found {contents(folder)}. "
-            "download=True fetches it."
+            f"{described.title}: expected {split}/<class>/*.jpg or torchvision's "
+            f"{described.archive} (with the official checksums) in {folder}, found "
+            f"{contents(folder)}. download=True fetches it."
         ) from error
     pixels = torch.from_numpy(official.data).permute(0, 3, 1, 2).contiguous()
     targets = torch.tensor(official.targets)
-    return Domain("cifar10", pixels, targets, origin=f"CIFAR-10 {split}, torchvision")
+    return Domain(key, pixels, targets, origin=f"{described.title} {split}, torchvision")
 
 
 def image_folder(
@@ -299,8 +273,8 @@ def image_folder(
 
     Args:
         folder: The folder.
-        preprocess: How its images are resized and cropped; a corruption comes after that.
-        name: What results call the domain; the folder's name by default.
+        preprocess: How its images are resized and cropped, before any corruption.
+        name: What results call the domain; by default the folder's name.
         labels: The class of each subfolder; see `moetta.data.labels.label_map`. By default synsets
             are ImageNet's classes, numbers are themselves, and other names are sorted.
         base: What a relative path of a label map file is relative to.
@@ -328,23 +302,25 @@ def image_folder(
     )
 
 
-def to_download(part: str, root: Path) -> str:
-    """What to download for a part of a stream, and where under ``root`` it goes."""
-    if part == "cifar10-c":
-        return (
-            "CIFAR-10: download cifar-10-python.tar.gz as www.cs.toronto.edu/~kriz/cifar.html says "
-            f"and unpack it, so that {root / 'cifar-10-batches-py'} exists"
-        )
-    if part in ("c", "extra"):
-        archives = "extra.tar" if part == "extra" else "noise, blur, weather and digital.tar"
-        return (
-            f"ImageNet-C: download {archives} as github.com/hendrycks/robustness says and unpack "
-            f"into {root / IMAGENET_C_FOLDERS[0]}; without them the corruptions are made on the "
-            "fly from the validation images"
-        )
-    layout = IMAGENET[part]
-    get = f"{layout.get[0].lower()}{layout.get[1:]}"
-    return f"{layout.title}: {get}, so that {root / layout.folder / layout.classes()[0]} exists"
+def readers(folder: Path, preprocess: Preprocess) -> dict[str, Callable[[], list[Domain]]]:
+    """A way to read each data set that a stream may be made of from a folder, whole or in part."""
+
+    def imagenet_reader(kind: str) -> Callable[[], list[Domain]]:
+        return lambda: [imagenet(kind, folder, preprocess, partial=True)]
+
+    def small_reader(key: str) -> Callable[[], list[Domain]]:
+        return lambda: [small_set(key, folder, partial=True, in_memory=False)]
+
+    return {
+        **{f"imagenet-{kind}": imagenet_reader(kind) for kind in IMAGENET_SETS},
+        "imagenet-c": lambda: imagenet_c(folder, partial=True),
+        **{key: small_reader(key) for key in SMALL_SETS},
+    }
+
+
+def _class_names(described: ImageNetSet) -> Sequence[str]:
+    kind: Literal["1k", "r", "a", "numbers"] = described.class_folders
+    return [str(i) for i in range(1000)] if kind == "numbers" else imagenet_synsets(kind)
 
 
 def _class_folders(folder: Path, expected: Collection[str]) -> list[str]:
@@ -354,16 +330,23 @@ def _class_folders(folder: Path, expected: Collection[str]) -> list[str]:
     return [name for name in subfolders(folder) if name in known]
 
 
-def _not_found(kind: Kind, candidates: Sequence[Path], expected: Sequence[str]) -> str:
-    layout, root = IMAGENET[kind], candidates[-1]
-    where = candidates[0]
-    said = (
-        f"{layout.title}: expected {len(expected)} class folders ({expected[0]}, {expected[1]}, "
-        f"...) in {root} or {root / layout.folder}, found {contents(where)} in {where}. "
+def _wrong_count(title: str, expected: int, folder: Path, found: int) -> str:
+    return (
+        f"{title}: expected {expected:,} images in {folder}, found {found:,}. partial=True "
+        "accepts a part of the data set; the results then say so."
+    )
+
+
+def _not_found(kind: str, candidates: Sequence[Path], expected: Sequence[str]) -> str:
+    described, root, where = IMAGENET_SETS[kind], candidates[-1], candidates[0]
+    text = (
+        f"{described.title}: expected {len(expected)} class folders ({expected[0]}, {expected[1]}, "
+        f"...) in {root} or {root / described.folder}, found {contents(where)} in {where}. "
     )
     if kind == "val" and where.is_dir() and any(where.glob("ILSVRC2012_val_*.JPEG")):
-        said += (
+        text += (
             "The images lie flat, so their classes cannot be known: they must be sorted into one "
             "folder for each synset. "
         )
-    return said + f"{layout.get}, so that {root / layout.folder / expected[0]} exists."
+    get = f"{described.get[0].upper()}{described.get[1:]}"
+    return f"{text}{get}, so that {root / described.folder / expected[0]} exists."

@@ -1,11 +1,11 @@
-"""A domain: pictures with labels, and optionally a corruption applied on the fly."""
+"""A domain: images with labels, and optionally a corruption applied on the fly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ from moetta.data.corruptions import check_name, corrupt
 
 
 class UnreadableImage(OSError):
-    """A picture that cannot be decoded; the message names its file and says why."""
+    """An image that cannot be decoded; the message names its file and says why."""
 
 
 class Images(Protocol):
-    """Anything that counts its pictures and gives the i-th one as uint8 [3, H, W].
+    """Any sequence of images that returns the i-th one as uint8 [3, H, W].
 
-    A uint8 tensor [N, 3, H, W] is one. A sequence that reads files raises `UnreadableImage` for a
-    picture it cannot decode.
+    A uint8 tensor [N, 3, H, W] is one. A sequence that reads files raises `UnreadableImage` for an
+    image it cannot decode.
     """
 
     def __len__(self) -> int: ...
@@ -29,9 +29,18 @@ class Images(Protocol):
     def __getitem__(self, i: int, /) -> Tensor: ...
 
 
+@runtime_checkable
+class RowImages(Images, Protocol):
+    """Images that are quicker to read several at a time."""
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """The images at these positions, uint8 [n, 3, H, W]."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Some pictures of a larger collection, without copying it."""
+    """Some images of a larger collection, without copying it."""
 
     images: Images
     rows: Tensor
@@ -45,7 +54,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Unread:
-    """A picture that was left out of its batch, and why."""
+    """An image that was left out of its batch, and why."""
 
     domain: str
     index: int
@@ -54,18 +63,18 @@ class Unread:
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Pictures of one kind, with their labels.
+    """Images of one kind, with their labels.
 
     Attributes:
         name: What results call this domain; unique within a stream.
         images: A uint8 tensor [N, 3, H, W], or any sequence of uint8 [3, H, W] tensors of one size.
-        labels: The class of each picture, int64 [N].
+        labels: The class of each image, int64 [N].
         corruption: The corruption applied on the fly, one of `moetta.data.corruptions.ALL`.
         severity: Its severity, 1 to 5.
-        index: Each picture's number in its base data set; its random draws are keyed by it, so that
-            a subset of a data set shows the same pictures as the whole. 0 to N - 1 by default.
-        classes: The classes that occur, for the masked scoring convention (see `logit_mask`).
-        origin: Where the pictures come from, for the protocol card.
+        index: Each image's number in its base data set, which its random draws are keyed by, so
+            that a subset of a data set shows the same images as the whole. By default 0 to N - 1.
+        classes: The classes that occur, for masked scoring (see `logit_mask`).
+        origin: Where the images come from, for the protocol card.
     """
 
     name: str
@@ -89,7 +98,7 @@ class Domain:
         if int(labels.min()) < 0:
             raise ValueError(f"domain {self.name!r}: labels must not be negative")
         if isinstance(self.images, Tensor):
-            _check_pictures(self.images, self.name)
+            _check_images(self.images, self.name)
         if self.corruption is not None:
             check_name(self.corruption)
         if self.severity not in range(1, 6):
@@ -105,12 +114,12 @@ class Domain:
 
     @property
     def numbers(self) -> Tensor:
-        """Each picture's number in its base data set."""
+        """Each image's number in its base data set."""
         assert self.index is not None  # filled in at construction
         return self.index
 
     def take(self, rows: Tensor) -> Domain:
-        """The domain restricted to some of its pictures, which keep their numbers."""
+        """The domain restricted to some of its images, which keep their numbers."""
         held = self.images
         return replace(
             self,
@@ -122,20 +131,23 @@ class Domain:
     def read(
         self, rows: Tensor, *, seed: int = 0, frost_folder: Path | None = None
     ) -> tuple[Tensor, Tensor, list[Unread]]:
-        """Reads and corrupts some pictures.
+        """Reads and corrupts some images.
 
         Args:
             rows: Which ones, as positions in this domain.
             seed: The seed of the corruptions.
-            frost_folder: The folder of the original frost photographs, if they are to be used.
+            frost_folder: The folder of the original frost photographs; by default frost is
+                procedural.
 
         Returns:
-            The pictures, uint8 [n, 3, H, W]; which entries of `rows` they are; and those that could
+            The images, uint8 [n, 3, H, W]; which entries of `rows` they are; and those that could
             not be read.
         """
         kept, unread = torch.arange(len(rows)), []
         if isinstance(self.images, Tensor):
-            pictures = self.images[rows]
+            images = self.images[rows]
+        elif isinstance(self.images, RowImages):
+            images = self.images.read_rows(rows)
         else:
             decoded: dict[int, Tensor] = {}
             for slot, row in enumerate(rows.tolist()):
@@ -143,41 +155,41 @@ class Domain:
                     decoded[slot] = self.images[row]
                 except UnreadableImage as error:
                     unread.append(Unread(self.name, int(self.numbers[row]), str(error)))
-            pictures = self._stack(list(decoded.values()))
+            images = self._stack(list(decoded.values()))
             kept = torch.tensor(list(decoded), dtype=torch.long)
         if self.corruption is not None and len(kept):
-            pictures = corrupt(
-                pictures,
+            images = corrupt(
+                images,
                 self.corruption,
                 self.severity,
                 index=self.numbers[rows[kept]],
                 seed=seed,
                 frost_folder=frost_folder,
             )
-        return pictures, kept, unread
+        return images, kept, unread
 
-    def _stack(self, pictures: list[Tensor]) -> Tensor:
-        if not pictures:
+    def _stack(self, images: list[Tensor]) -> Tensor:
+        if not images:
             return torch.empty(0, 3, 0, 0, dtype=torch.uint8)
-        if not isinstance(pictures[0], Tensor):
+        if not isinstance(images[0], Tensor):
             raise ValueError(
                 f"domain {self.name!r}: images must be uint8 tensors [3, H, W], got "
-                f"{type(pictures[0]).__name__}; torch.from_numpy makes a tensor of an ndarray"
+                f"{type(images[0]).__name__}; torch.from_numpy turns an ndarray into a tensor"
             )
-        sizes = sorted({tuple(p.shape) for p in pictures})
+        sizes = sorted({tuple(image.shape) for image in images})
         if len(sizes) > 1:
             raise ValueError(
-                f"domain {self.name!r} mixes picture sizes {sizes}; "
+                f"domain {self.name!r} mixes image sizes {sizes}; "
                 "read it with a preprocessing that resizes and crops"
             )
-        stacked = torch.stack(pictures)
-        _check_pictures(stacked, self.name)
+        stacked = torch.stack(images)
+        _check_images(stacked, self.name)
         return stacked
 
 
-def _check_pictures(pictures: Tensor, name: str) -> None:
-    if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] != 3:
+def _check_images(images: Tensor, name: str) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(
             f"domain {name!r}: images must be uint8 [3, H, W] each, "
-            f"got {pictures.dtype} {list(pictures.shape[1:])}"
+            f"got {images.dtype} {list(images.shape[1:])}"
         )

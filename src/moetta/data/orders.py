@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -223,3 +224,16 @@ def stratified(domains: Tensor, labels: Tensor, limit: int, seed: int) -> Tensor
 def generator(seed: int) -> torch.Generator:
     """A generator of its own for a seed."""
     return torch.Generator().manual_seed(seed)
+
+
+def apportion(shares: Sequence[float], whole: int) -> list[int]:
+    """Whole numbers in these proportions (which sum to 1) that sum to ``whole``.
+
+    >>> apportion([1 / 3, 1 / 3, 1 / 3], 10)
+    [4, 3, 3]
+    """
+    parts = [int(share * whole + 1e-9) for share in shares]
+    rest = sorted(range(len(parts)), key=lambda i: parts[i] - shares[i] * whole)
+    for i in rest[: whole - sum(parts)]:
+        parts[i] += 1
+    return parts

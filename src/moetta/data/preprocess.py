@@ -10,7 +10,7 @@ from timm.data import create_transform, resolve_data_config
 from timm.models import get_pretrained_cfg
 from torch import nn
 
-from moetta.data.images import Transform
+from moetta.data.image_files import Transform
 
 _GIVE = (
     "Say what it expects: preprocess=Preprocess(mean=..., std=..., size=...), or its torchvision "

@@ -27,12 +27,12 @@ class Batch:
     """A batch of a stream.
 
     Attributes:
-        images: Normalised pictures, float32 [B, 3, H, W].
+        images: Normalised images, float32 [B, 3, H, W].
         labels: Their classes, int64 [B].
         domains: Their domains as positions in `Stream.domain_names`, int64 [B].
         index: Their positions in the concatenation of the domains, int64 [B].
         number: The number of this batch in the stream, from 0.
-        unread: Pictures that belong here but could not be read.
+        unread: Images that belong here but could not be read.
     """
 
     images: Tensor
@@ -59,9 +59,8 @@ class Batch:
 class Stream:
     """Several domains as one stream of batches.
 
-    The order is drawn once, from a generator of its own: it depends on the domains, the order, the
-    limit and the seed, and on nothing else. The last batch may be short. Iterating twice gives the
-    same batches twice.
+    The order is drawn once, and depends only on the domains, the order, the limit or length, and
+    the seed. The last batch may be short. Iterating twice gives the same batches twice.
 
     Args:
         domains: The domains, in the order in which they are concatenated.
@@ -69,28 +68,30 @@ class Stream:
             options, such as `LabelShift(gamma=0.01)`.
         seed: Seeds the order and the choice made by `limit`.
         batch_size: Samples in a batch, at least 1.
-        limit: Draws a subset of this many samples in which domains and classes keep their
+        limit: Draws a subset of at most this many samples in which domains and classes keep their
             proportions.
+        length: The same with exactly this many samples; an error if the domains have fewer.
         normalise: Mean and standard deviation by channel that the model expects, for pixels in
             [0, 1].
-        size: Height and width (or one number for both) that pictures are resized to after the
-            corruption; by default they keep theirs, which must then be the same in all domains.
-        interpolation: How, if they are: "bilinear" or "bicubic".
-        workers: Processes that read ahead; 0 reads in this one. The batches do not depend on it.
+        size: Height and width (or one number for both) that images are resized to after the
+            corruption; by default they keep their size, which must be the same in all domains.
+        interpolation: How they are resized: "bilinear" or "bicubic".
+        workers: Processes that read ahead; with 0, the current process reads. The batches do not
+            depend on it.
         start: The first batch to yield, to resume where a run stopped.
-        on_error: "fail" raises at a picture that cannot be read; "skip" leaves it out of its batch
+        on_error: "fail" raises at an image that cannot be read; "skip" leaves it out of its batch
             and lists it in `skipped`. The other samples stay in their batches either way.
         corruption_seed: Seeds the corruptions, which do not depend on `seed`.
-        frost_folder: The folder of the original frost photographs, if they are to be used.
-        mask: Whether predictions in a domain of few classes are to be read among those classes
-            only; see `moetta.data.logit_mask`. Recorded here, applied by whoever scores.
+        frost_folder: The folder of the original frost photographs; by default frost is procedural.
+        mask: Whether predictions in a domain with few classes are scored among those classes only;
+            see `moetta.data.logit_mask`. It is recorded here and applied where runs are scored.
         name: What the protocol card calls the stream.
-        left_out: What belongs to the stream of that name but is not there, for the card.
+        left_out: What belongs to the stream of that name but is missing, for the card.
         preprocessing: What the protocol card says about preprocessing.
 
     Attributes:
         permutation: Positions in the concatenation, in stream order.
-        skipped: The pictures that could not be read so far.
+        skipped: The images that could not be read so far.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Stream:
         seed: int = 42,
         batch_size: int = 64,
         limit: int | None = None,
+        length: int | None = None,
         normalise: Normalisation,
         size: int | tuple[int, int] | None = None,
         interpolation: str = "bilinear",
@@ -120,7 +122,7 @@ class Stream:
         self.domains = tuple(domains)
         self.domain_names = tuple(d.name for d in domains)
         self.order = make_order(order)
-        self.seed, self.batch_size, self.limit = seed, batch_size, limit
+        self.seed, self.batch_size, self.limit, self.length = seed, batch_size, limit, length
         self.workers, self.start, self.on_error = workers, start, on_error
         self.mask, self.name, self.left_out = mask, name, tuple(left_out)
         self.skipped: list[Unread] = []
@@ -129,8 +131,11 @@ class Stream:
         domain_of = torch.arange(len(domains)).repeat_interleave(lengths)
         labels = torch.cat([d.labels for d in domains])
         chosen = torch.arange(len(labels))
-        if limit is not None:
-            chosen = stratified(domain_of, labels, limit, seed)
+        if length is not None:
+            _check_length(length, len(labels), limit, name)
+        count = limit if length is None else length
+        if count is not None:
+            chosen = stratified(domain_of, labels, count, seed)
         drawn = self.order(domain_of[chosen], labels[chosen], seed)
         self.permutation = chosen[drawn]
         self._counts = torch.bincount(domain_of[chosen], minlength=len(domains)).tolist()
@@ -214,12 +219,13 @@ class Stream:
             yield batch
 
     def card(self) -> dict[str, Any]:
-        """What a result on this stream must say about it, as plain JSON data."""
+        """Everything about the stream that a result on it must state, as plain JSON data."""
         b = self._batches
         return {
             "stream": self.name,
-            # Only where there is something to say: the cards of whole streams stay as they were.
+            # Only where given: the hash of an older run's card must stay the same.
             **({"left_out": list(self.left_out)} if self.left_out else {}),
+            **({} if self.length is None else {"length": self.length}),
             "domains": [
                 {
                     "name": d.name,
@@ -278,7 +284,7 @@ class _Batches(Dataset[Batch]):
         unread: list[Unread] = []
         for d in domains.unique().tolist():
             slots = (domains == d).nonzero().squeeze(1)
-            pictures, kept, lost = self.domains[d].read(
+            images, kept, lost = self.domains[d].read(
                 index[slots] - self.offsets[d],
                 seed=self.corruption_seed,
                 frost_folder=self.frost_folder,
@@ -289,7 +295,7 @@ class _Batches(Dataset[Batch]):
                 )
             unread += lost
             if len(kept):
-                parts[d] = (slots[kept], self._fit(pictures))
+                parts[d] = (slots[kept], self._fit(images))
         if not parts:
             none = index[:0]
             return Batch(torch.empty(0, 3, 0, 0), none, none, none, b, tuple(unread))
@@ -299,25 +305,35 @@ class _Batches(Dataset[Batch]):
         index, domains = index[slots], domains[slots]
         return Batch(images, self.labels[index], domains, index, b, tuple(unread))
 
-    def _fit(self, pictures: Tensor) -> Tensor:
-        if self.size is None or tuple(pictures.shape[-2:]) == tuple(self.size):
-            return pictures
-        return resize(pictures, list(self.size), self.interpolation, antialias=True)
+    def _fit(self, images: Tensor) -> Tensor:
+        if self.size is None or tuple(images.shape[-2:]) == tuple(self.size):
+            return images
+        return resize(images, list(self.size), self.interpolation, antialias=True)
 
     def _normalised(self, parts: dict[int, tuple[Tensor, Tensor]], order: Tensor) -> Tensor:
         _check_sizes([(self.domains[d].name, _size(p)) for d, (_, p) in parts.items()])
-        pictures = torch.cat([p for _, p in parts.values()])[order]
-        return pictures.float().div_(255).sub_(self.mean).div_(self.std)
+        images = torch.cat([part for _, part in parts.values()])[order]
+        return images.float().div_(255).sub_(self.mean).div_(self.std)
 
 
-def _size(pictures: Tensor) -> str:
-    return f"{pictures.shape[-1]} x {pictures.shape[-2]}"
+def _size(images: Tensor) -> str:
+    return f"{images.shape[-1]} x {images.shape[-2]}"
+
+
+def _check_length(length: int, available: int, limit: int | None, name: str) -> None:
+    if limit is not None:
+        raise ValueError("give a stream a length or a limit, not both")
+    if not 1 <= length <= available:
+        raise ValueError(
+            f"length must be between 1 and the {available:,} images of {name!r}, got {length:,}; "
+            "only the streams of the embedded benchmark can be made longer"
+        )
 
 
 def _check_sizes(shown: Sequence[tuple[str, str]]) -> None:
     if len({size for _, size in shown}) > 1:
         listed = "; ".join(f"{name}: {size}" for name, size in shown)
-        raise ValueError(f"the domains differ in picture size ({listed}); give the stream a size")
+        raise ValueError(f"the domains differ in image size ({listed}); give the stream a size")
 
 
 def _as_is(batch: Any) -> Any:
@@ -329,8 +345,8 @@ def _channels(values: Sequence[float], positive: bool = False) -> Tensor:
     sound = len(channels) == 3 and bool(channels.isfinite().all())
     if not sound or (positive and bool((channels <= 0).any())):
         raise ValueError(
-            "normalise needs a mean and a positive std of 3 numbers each (one for each of R, G, B, "
-            f"for pixels in [0, 1]), got {values!r}"
+            "normalise must be a mean and a positive std of 3 numbers each (R, G, B, for pixels in "
+            f"[0, 1]), got {values!r}"
         )
     return channels.view(1, 3, 1, 1)
 
@@ -341,7 +357,7 @@ def _check(domains: Sequence[Domain], on_error: str, **numbers: int) -> None:
     names = [d.name for d in domains]
     if len(set(names)) < len(names):
         twice = sorted({n for n in names if names.count(n) > 1})
-        raise ValueError(f"domain names must be unique; these are used twice: {', '.join(twice)}")
+        raise ValueError(f"domain names must be unique; used twice: {', '.join(twice)}")
     for what, value in numbers.items():
         least = 1 if what == "batch_size" else 0
         if value < least:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.adapter import Adapter, Source
 from moetta.core.config import Config, positive, require
 from moetta.core.functional import entropy, log_classes, masked_mean
 from moetta.core.inputs import Inputs
-from moetta.methods.registry import register
+from moetta.core.objective import Objective
+from moetta.methods.registry import Citation, Drawn, register
 from moetta.nn.blocks import find_blocks
 from moetta.nn.bottleneck import BottleneckMixture
 
@@ -21,14 +22,14 @@ class BECoTTAConfig(Config):
     """BECoTTA.
 
     Attributes:
-        seed: seed of the adapters' start and of the gates' noise.
+        seed: seed of the adapters' initial weights and of the gates' noise.
         lr: learning rate of the Adam optimiser.
-        betas: decays of its two averages.
+        betas: decays of the optimiser's two averages.
         experts: adapters behind each block.
         rank: inner width of an adapter.
-        top_k: adapters that a sample goes through. With one, the gate's weight is always 1, so
+        top_k: adapters that a sample passes through. With one, the gate's weight is always 1, so
             the gate gets no gradient and noise decides much of the choice, as in the paper.
-        routers: gates behind each block; of several, each sample gets one at random.
+        routers: gates behind each block; if there are several, each sample gets one at random.
         e0: entropies below this share of ln C are learnt from.
     """
 
@@ -48,10 +49,30 @@ class BECoTTAConfig(Config):
             self.top_k <= self.experts,
             f"top_k ({self.top_k}) cannot exceed the number of experts ({self.experts})",
         )
-        require(all(0 <= b < 1 for b in self.betas), f"betas must be in [0, 1), not {self.betas}")
+        require(
+            all(0 <= b < 1 for b in self.betas),
+            f"betas must be at least 0 and below 1, got {self.betas}",
+        )
 
 
-class BECoTTA(Adapter):
+@register(
+    "becotta",
+    BECoTTAConfig,
+    title="BECoTTA",
+    summary="puts a mixture of tiny adapters behind every block",
+    group="experts",
+    citation=Citation(
+        "Lee, Daeun and Yoon, Jaehong and Hwang, Sung Ju",
+        "BECoTTA: Input-dependent Online Blending of Experts for Continual Test-time Adaptation",
+        "ICML",
+        2024,
+    ),
+    drawn=Drawn("#8c3b2a", "#e39683", "p", "--"),
+    needs="repeated blocks",
+    cost="1 forward, at most 1 backward",
+    paper_row=7,
+)
+class BECoTTA(Adapter[BECoTTAConfig]):
     """Entropy minimisation through adapters; the model itself stays as it is.
 
     The adapters start small but not at zero, so the first prediction is not the source model's.
@@ -76,9 +97,9 @@ class BECoTTA(Adapter):
                 self._seed,
                 start,
             )
-            self._surgery.replace(block.name, layer)
+            self.surgery.replace(block.name, layer)
             self.mixtures[block.name] = layer
-        parameters = self.train(
+        parameters = self.make_trainable(
             (f"{name}.{key}", parameter)
             for name, layer in self.mixtures.items()
             for key, parameter in layer.named_parameters(recurse=False)
@@ -100,37 +121,26 @@ class BECoTTA(Adapter):
         chosen = {name: layer.chosen for name, layer in self.mixtures.items()}
         return {name: experts for name, experts in chosen.items() if experts is not None}
 
-    def learn(self, inputs: Inputs) -> Step:
-        """One step down the entropy of the sure samples."""
+    def expert_counts(self) -> dict[str, int]:
+        """The number of adapters behind each block."""
+        return {name: layer.experts for name, layer in self.mixtures.items()}
+
+    def objective(self, inputs: Inputs) -> Objective:
+        """The entropy of the sure samples."""
         logits = self.predict(inputs)
         entropies = entropy(logits)
         selected = entropies.detach() < self.config.e0 * log_classes(logits)
-        count = int(selected.sum())
         loss = masked_mean(entropies, selected)
-        routing = self.routing(len(inputs))
-        skipped = self.descend(loss) if count else "no sample selected"
-        return Step(
-            logits,
-            forwards=len(inputs),
-            backwards=0 if skipped else count,
-            entropy=entropies,
-            selected=selected,
-            losses={"entropy": loss},
-            routing=routing,
-            skipped=skipped,
-        )
+        return Objective(logits, {"entropy": loss}, selected, entropies)
 
     def merge(self) -> nn.Module:
         """The model with its adapters and without noise in the gates.
 
         Noise belongs to learning; a frozen model should answer the same question the same way.
-        Its predictions therefore differ from the adapter's own wherever noise had the say.
+        Its predictions therefore differ from the adapter's wherever noise decided.
         """
         merged = super().merge()
         for module in merged.modules():
             if isinstance(module, BottleneckMixture):
                 module.noisy = False
         return merged
-
-
-register("becotta", BECoTTAConfig, BECoTTA, "a mixture of tiny adapters behind every block")

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from moetta.core.adapter import Step
 from moetta.core.config import positive, require
 from moetta.core.functional import entropy, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
-from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
-from moetta.methods.registry import register
+from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
+from moetta.core.objective import Objective
+from moetta.methods.registry import Citation, Drawn, register
 from moetta.nn.destroy import occlude, shuffle_patches, shuffle_pixels
 
 
@@ -23,14 +23,12 @@ class DeYOConfig(SGDConfig):
 
     Attributes:
         seed: seed of the shuffles.
-        lr: learning rate.
-        momentum: momentum of the SGD.
-        filter_e0: samples with entropy below this share of ln C are looked at.
+        filter_e0: samples with entropy below this share of ln C are considered.
         e0: reference of the weight exp(e0 - H), as a share of ln C.
         plpd: a sample counts if its probability falls by more than this on the destroyed image.
         destroy: how the shape is destroyed.
         patches: patches along each side for destroy="patch".
-        occlude: side of the grey square as a share of the image's, for destroy="occlusion".
+        occlude: side of the grey square, as a share of the image's, for destroy="occlusion".
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -49,42 +47,59 @@ class DeYOConfig(SGDConfig):
         """Refuse values out of range."""
         super().__post_init__()
         positive(self, "filter_e0", "e0", "patches")
-        require(0 < self.occlude <= 1, f"occlude must be in (0, 1], not {self.occlude}")
+        require(0 < self.occlude <= 1, f"occlude must be above 0 and at most 1, got {self.occlude}")
 
 
-class DeYO(NormAffineAdapter):
+@register(
+    "deyo",
+    DeYOConfig,
+    title="DeYO",
+    summary="learns from samples whose label depends on the object's shape",
+    group="entropy",
+    citation=Citation(
+        "Lee, Jonghyun and Jung, Dahuin and Lee, Saehyung and Park, Junsung and Shin, Juhyeon and "
+        "Hwang, Uiwon and Yoon, Sungroh",
+        "Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled "
+        "Factors",
+        "ICLR",
+        2024,
+    ),
+    drawn=Drawn("#7a46b8", "#c19cf5", "P", "--"),
+    needs="images",
+    cost="2 forwards, at most 1 backward",
+    paper_row=5,
+)
+class DeYO(NormAffineAdapter[DeYOConfig]):
     """Entropy weighted by confidence and by the drop on the destroyed image."""
 
-    def learn(self, inputs: Inputs) -> Step:
-        """One step on the samples whose label hangs on the object's shape."""
+    def objective(self, inputs: Inputs) -> Objective:
+        """Weighted entropy of the samples whose label depends on the object's shape."""
         if inputs.images is None:
             raise ValueError(
-                "deyo destroys pictures and needs an image batch [B, C, H, W]; for other inputs "
-                "use another method, such as eata or moetta"
+                "deyo destroys images and needs an image batch [B, C, H, W]; for other inputs use "
+                "another method, such as eata or moetta"
             )
-        config, size = self.config, len(inputs)
-        logits = inputs.logits(self.model)
+        config = self.config
+        logits = self.predict(inputs)
+        self.predicted(logits)  # a second pass follows
         scale = log_classes(logits)
         entropies = entropy(logits)
         sure = entropies.detach() < config.filter_e0 * scale
-        step = Step(logits, forwards=size, entropy=entropies, selected=sure)
+        found = Objective(logits, selected=sure, entropy=entropies)
         count = int(sure.sum())
         if count == 0:
-            step.skipped = "no sample below the entropy filter"
-            return step
+            found.skipped = "no sample below the entropy filter"
+            return found
         drop = torch.zeros_like(entropies)
         drop[sure] = self._drop(inputs.select(sure), logits.detach()[sure]).to(drop.dtype)
-        step.forwards += count
-        step.selected = selected = sure & (drop > config.plpd)
-        if not selected.any():
-            step.skipped = "no sample whose probability falls enough"
-            return step
+        found.forwards = len(inputs) + count
+        found.selected = sure & (drop > config.plpd)
+        if not found.selected.any():
+            found.skipped = "no sample whose probability falls enough"
+            return found
         weight = reliability(entropies, config.e0 * scale) + drop.exp()
-        loss = masked_mean(weight * entropies, selected)
-        step.losses["entropy"] = loss
-        step.skipped = self.descend(loss)
-        step.backwards = 0 if step.skipped else int(selected.sum())
-        return step
+        found.losses["entropy"] = masked_mean(weight * entropies, found.selected)
+        return found
 
     def _drop(self, inputs: Inputs, logits: Tensor) -> Tensor:
         """How much of the predicted label's probability the destroyed image loses."""
@@ -102,6 +117,3 @@ class DeYO(NormAffineAdapter):
         before = logits.float().softmax(-1)
         label = before.argmax(-1, keepdim=True)
         return (before.gather(1, label) - after.gather(1, label)).squeeze(1)
-
-
-register("deyo", DeYOConfig, DeYO, "samples whose label depends on the object's shape")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moetta.core import source_images
-from moetta.core.adapter import Source, Step
+from moetta.core.adapter import Source
 from moetta.core.config import positive, require, share
 from moetta.core.functional import entropy, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
-from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
-from moetta.methods.registry import register
+from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
+from moetta.core.objective import Objective
+from moetta.methods.registry import Citation, Drawn, register
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,9 @@ class EATAConfig(SGDConfig):
 
     Attributes:
         seed: seed of the draw of source images.
-        lr: learning rate.
-        momentum: momentum of the SGD.
         e0: entropies below this share of ln C are reliable.
         margin: a sample is redundant if its cosine with the average prediction reaches this.
-        fisher_weight: weight of the pull back to the source values.
+        fisher_weight: weight of the pull back to the source model.
         fisher_samples: how many source images the Fisher weights are computed from: drawn at
             random from a longer tensor, the first ones of any other iterable.
         fisher_batch: batch size of that computation.
@@ -47,30 +47,47 @@ class EATAConfig(SGDConfig):
         super().__post_init__()
         positive(self, "e0", "margin", "fisher_samples", "fisher_batch")
         share(self, "decay")
-        require(self.fisher_weight >= 0, f"fisher_weight must be at least 0: {self.fisher_weight}")
+        require(
+            self.fisher_weight >= 0, f"fisher_weight must be at least 0, got {self.fisher_weight}"
+        )
+
+    @property
+    def needs_source(self) -> bool:
+        """Only the Fisher weights are computed from source images."""
+        return self.fisher_weight != 0
 
 
-class EATA(NormAffineAdapter):
+@register(
+    "eata",
+    EATAConfig,
+    title="EATA",
+    summary="learns from reliable, non-redundant samples and stays near the source model",
+    group="entropy",
+    citation=Citation(
+        "Niu, Shuaicheng and Wu, Jiaxiang and Zhang, Yifan and Chen, Yaofo and Zheng, Shijian and "
+        "Zhao, Peilin and Tan, Mingkui",
+        "Efficient Test-Time Model Adaptation without Forgetting",
+        "ICML",
+        2022,
+    ),
+    drawn=Drawn("#0e7c5b", "#3ecf9c", "^"),
+    cost="1 forward, at most 1 backward",
+    paper_row=2,
+)
+class EATA(NormAffineAdapter[EATAConfig]):
     """Filtered, weighted entropy with a Fisher regulariser."""
 
-    needs_source = True
+    without_source = "; or use ETA, which is eata with fisher_weight=0"
 
     def build(self, source: Source) -> None:
         """Train the norm layers; compute or load the Fisher weights."""
         super().build(source)
         self.running["probability"] = None
-        if self.config.fisher_weight == 0:
-            return
-        if source is None:
-            raise ValueError(
-                "eata needs clean source images for its Fisher weights: pass source=images (a "
-                "tensor or an iterable of batches; no labels needed), or use ETA, which is eata "
-                "with fisher_weight=0"
-            )
-        self._anchors = {name: p.detach().clone() for name, p in self.trained.items()}
-        source_images.obtain(self, source, self._fisher)
+        if self.config.needs_source:
+            self._anchors = {name: p.detach().clone() for name, p in self.trained.items()}
+            source_images.obtain(self, source, self._fisher)
 
-    def _fisher(self, source: Tensor) -> dict[str, Tensor]:
+    def _fisher(self, source: Any) -> dict[str, Tensor]:
         """Mean over batches of the squared gradient of each batch's mean pseudo-label loss."""
         sums = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         batches = 0
@@ -91,46 +108,32 @@ class EATA(NormAffineAdapter):
             batches += 1
         return {f"fisher.{name}": total / batches for name, total in sums.items()}
 
-    def learn(self, inputs: Inputs) -> Step:
-        """One step on the samples that are sure and not yet known."""
+    def objective(self, inputs: Inputs) -> Objective:
+        """Weighted entropy of the samples that are reliable and not yet known."""
         config = self.config
-        logits = inputs.logits(self.model)
+        logits = self.predict(inputs)
         e0 = config.e0 * log_classes(logits)
         entropies = entropy(logits)
-        probabilities = logits.detach().float().softmax(-1)
         selected = entropies.detach() < e0
         average = self.running["probability"]
         if average is not None:
-            cosine = F.cosine_similarity(average[None], probabilities, dim=1)
+            cosine = F.cosine_similarity(average[None], _probabilities(logits), dim=1)
             selected = selected & (cosine.abs() < config.margin)
-        loss = masked_mean(reliability(entropies, e0) * entropies, selected)
-        losses = {"entropy": loss}
+        losses = {"entropy": masked_mean(reliability(entropies, e0) * entropies, selected)}
         if config.fisher_weight:
             losses["fisher"] = config.fisher_weight * self._distance()
-        count = int(selected.sum())
-        skipped = (
-            "no sample selected"
-            if count == 0
-            else self.descend(torch.stack([*losses.values()]).sum())
-        )
-        if not skipped:
-            fresh = probabilities[selected].mean(0)
-            keep = config.decay
-            self.running["probability"] = (
-                fresh if average is None else keep * average + (1 - keep) * fresh
-            )
-        return Step(
-            logits,
-            forwards=len(inputs),
-            backwards=0 if skipped else count,
-            entropy=entropies,
-            selected=selected,
-            losses=losses,
-            skipped=skipped,
+        return Objective(logits, losses, selected, entropies)
+
+    def after_step(self, objective: Objective) -> None:
+        """Move the average prediction towards what was learnt from."""
+        fresh = _probabilities(objective.logits)[objective.selected].mean(0)
+        average, keep = self.running["probability"], self.config.decay
+        self.running["probability"] = (
+            fresh if average is None else keep * average + (1 - keep) * fresh
         )
 
     def _distance(self) -> Tensor:
-        """Squared distance to the source values, each weighed by its importance."""
+        """Squared distance to the source values, weighted by importance."""
         total = torch.zeros((), device=self.device)
         for name, parameter in self.trained.items():
             fisher = self.running[f"fisher.{name}"]
@@ -139,4 +142,5 @@ class EATA(NormAffineAdapter):
         return total
 
 
-register("eata", EATAConfig, EATA, "reliable and non-redundant samples, Fisher-regularised")
+def _probabilities(logits: Tensor) -> Tensor:
+    return logits.detach().float().softmax(-1)

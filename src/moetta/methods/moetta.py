@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.adapter import Adapter, Source
 from moetta.core.config import positive, require
 from moetta.core.functional import entropy, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
-from moetta.methods.norm_affine import SGDConfig
-from moetta.methods.registry import register
+from moetta.core.norm_affine import SGDConfig
+from moetta.core.objective import Objective, Step
+from moetta.methods.registry import Citation, Drawn, register
+from moetta.nn.blocks import find_blocks
 from moetta.nn.moe import MoENorm, Routing, balance_loss, with_experts
 from moetta.nn.norms import Norm, find_norms, parse_indices
-
-NOTHING_SELECTED = "no sample selected"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class MoETTAConfig(SGDConfig):
     Attributes:
         seed: seed of the routers' initial weights.
         lr: learning rate of experts and routers.
-        momentum: momentum of the SGD.
         experts: experts in each layer.
         top_k: experts that serve one sample.
         top_k_weights: for top_k > 1, weigh the experts by their share of probability, or each by 1.
@@ -87,9 +86,9 @@ class MoETTAConfig(SGDConfig):
         positive(self, "experts", "e0", "window")
         require(
             1 <= self.top_k <= self.experts,
-            f"top_k must be between 1 and experts={self.experts}, not {self.top_k}",
+            f"top_k must be between 1 and experts={self.experts}, got {self.top_k}",
         )
-        require(self.balance >= 0, f"balance must be at least 0, not {self.balance}")
+        require(self.balance >= 0, f"balance must be at least 0, got {self.balance}")
 
 
 def indexed_norms(network: nn.Module, channels_first: bool = False) -> list[Norm]:
@@ -104,15 +103,41 @@ def indexed_norms(network: nn.Module, channels_first: bool = False) -> list[Norm
 
 def default_frozen(network: nn.Module, count: int) -> set[int]:
     """The layers that the paper leaves alone: the first ones, by architecture."""
-    norms = find_norms(network)
-    if any(norm.channels_first for norm in norms):  # ConvNeXt: 4 of ConvNeXt-B's 36
+    if any(norm.channels_first for norm in find_norms(network)):  # ConvNeXt: 4 of ConvNeXt-B's 36
         return set(range(min(max(1, count // 9), count - 1)))
-    # A ViT-L has two in each of 24 blocks and one after them; some have another before them.
-    large = count in (49, 50) and all(norm.kind == "layer" for norm in norms)
-    return set(range(15 if large else min(1, count - 1)))
+    return set(range(15 if is_vit_large(network) else min(1, count - 1)))
 
 
-class MoETTA(Adapter):
+def is_vit_large(network: nn.Module) -> bool:
+    """Whether the network is built like a ViT-L: 24 blocks in one row, with two LayerNorms each."""
+    try:
+        blocks = find_blocks(network)
+    except ValueError:
+        return False
+    rows = {block.name.rpartition(".")[0] for block in blocks}
+    kinds = [[norm.kind for norm in block.norms()] for block in blocks]
+    return len(rows) == 1 and kinds == [["layer", "layer"]] * 24
+
+
+@register(
+    "moetta",
+    MoETTAConfig,
+    title="MoETTA",
+    summary="gives every norm layer experts and routes each sample to one of them",
+    group="experts",
+    citation=Citation(
+        "Fan, Xiao and Jiang, Jingyan and Chen, Zhaoru and Huang, Fanding and Chen, Xiao and "
+        "Jiang, Qinting and Zhang, Bowen and Tang, Xing and Wang, Zhi",
+        "MoETTA: Test-Time Adaptation Under Mixed Distribution Shifts with MoE-LayerNorm",
+        "AAAI",
+        2026,
+    ),
+    drawn=Drawn("#0b5cad", "#62aeff", "*"),
+    preset_for=lambda stream: "potpourri" if "potpourri" in stream else "paper",
+    cost="1 forward, at most 1 backward",
+    paper_row=8,
+)
+class MoETTA(Adapter[MoETTAConfig]):
     """Experts and routers learn from the entropy of reliable samples, and to share the load."""
 
     def build(self, source: Source) -> None:
@@ -140,7 +165,7 @@ class MoETTA(Adapter):
                 trained += norm.parameters()
             elif index not in frozen:
                 trained += self._install(norm, generator)
-        self.optimizer = config.sgd(self.train(trained))
+        self.optimizer = config.sgd(self.make_trainable(trained))
         self.running |= {"threshold": None, "entropy": None, "batches": None}
         if self.layers and config.routing == "batch" and config.batch_balance == "window":
             self.running["choices"] = None
@@ -161,7 +186,7 @@ class MoETTA(Adapter):
             batch_statistics=config.batch_statistics,
             generator=generator,
         )
-        self._surgery.replace(norm.name, layer)
+        self.surgery.replace(norm.name, layer)
         self.layers[norm.name] = layer
         for name, parameter in layer.named_parameters():
             if name not in ("weight", "bias"):
@@ -180,21 +205,21 @@ class MoETTA(Adapter):
     def learn(self, inputs: Inputs) -> Step:
         """One step down the weighted entropy of reliable samples plus the balance loss.
 
-        Where no sample is reliable, the balance loss and the momentum of earlier steps are all that
-        moves; without balancing, nothing does.
+        If no sample is reliable, only the balance loss and the momentum of earlier steps move
+        anything; without balancing, nothing moves.
         """
         try:
-            return self._step(inputs)
+            return super().learn(inputs)
         finally:
-            # Only now: gradient checkpointing runs layers again on the way back, and followers of
-            # a leading router read its choice then.
+            # Only now: gradient checkpointing runs layers again in the backward pass, and followers
+            # of a leading router read its choice then.
             self._clear()
 
-    def _step(self, inputs: Inputs) -> Step:
+    def objective(self, inputs: Inputs) -> Objective:
+        """The weighted entropy of reliable samples, and how evenly the experts are used."""
         config = self.config
-        logits = inputs.logits(self.model)
+        logits = self.predict(inputs)
         routings = self._routings()
-        chosen = self.routing(len(inputs))
         entropies = entropy(logits)
         threshold, running = self._advance(entropies.detach().mean())
         selected = torch.ones_like(entropies, dtype=torch.bool)
@@ -203,29 +228,28 @@ class MoETTA(Adapter):
         weight = reliability(entropies, config.e0 * log_classes(logits)) if config.reweight else 1.0
         losses = {"entropy": masked_mean(weight * entropies, selected)}
         if routings:
-            total, running["choices"] = self._balance(list(routings.values()))
+            total, choices = self._balance(list(routings.values()))
             losses["balance"] = config.balance * threshold * total
-        if selected.any() or (routings and config.balance):
-            skipped = self.descend(torch.stack([*losses.values()]).sum())
-        else:
-            skipped = NOTHING_SELECTED
-        if skipped in (None, NOTHING_SELECTED):  # such a batch counts in the running averages too
-            self.running |= {name: running[name] for name in self.running if name in running}
-        return Step(
-            logits,
-            forwards=len(inputs),
-            backwards=0 if skipped else int(selected.sum()),
-            entropy=entropies,
-            selected=selected,
-            losses=losses,
-            routing=chosen,
-            skipped=skipped,
+            if "choices" in self.running:
+                running["choices"] = choices
+        balanced = bool(routings and config.balance)
+        if not balanced and not selected.any() and torch.isfinite(threshold):
+            self.running.update(running)  # such a batch counts in the running averages too
+        return Objective(
+            logits, losses, selected, entropies, running=running, without_selection=balanced
         )
 
     def predict(self, inputs: Inputs) -> Tensor:
         """Predict without learning."""
         self._clear()  # what a refused batch may have left
         return super().predict(inputs)
+
+    def experts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The experts' offsets of scale and shift, by layer."""
+        return {
+            name: (layer.expert_weight.detach(), layer.expert_bias.detach())
+            for name, layer in self.layers.items()
+        }
 
     def routing(self, samples: int) -> dict[str, Tensor]:
         """The experts of each sample in the last prediction [B, k], by layer."""
@@ -235,9 +259,10 @@ class MoETTA(Adapter):
         return {name: _by_sample(name, r.experts, samples) for name, r in found.items()}
 
     def merge(self) -> nn.Module:
-        """A model of its own that keeps experts and routers as they are."""
-        self._clear()  # the graph of a call past the adapter cannot be copied
-        return super().merge()
+        """A separate model that keeps experts and routers as they are."""
+        with self.lock:
+            self._clear()  # the graph of a call past the adapter cannot be copied
+            return super().merge()
 
     def _routings(self) -> dict[str, Routing]:
         """What the forward pass left on the layers."""
@@ -316,6 +341,3 @@ def _balance_of_all(routings: list[Routing]) -> Tensor:
         for group in alike.values()
     ]
     return torch.cat(terms).sum()
-
-
-register("moetta", MoETTAConfig, MoETTA, "LayerNorm experts, one for each sample, load-balanced")

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from moetta.core.adapter import Adapter, Source, Step
+from moetta.core.adapter import Adapter, Source
 from moetta.core.config import Config
 from moetta.core.inputs import Inputs
-from moetta.methods.registry import register
+from moetta.core.objective import Objective
+from moetta.methods.registry import Drawn, register
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,24 @@ class NoAdaptConfig(Config):
     """
 
 
-class NoAdapt(Adapter):
+@register(
+    "noadapt",
+    NoAdaptConfig,
+    title="No adaptation",
+    summary="the source model, unchanged",
+    group="baseline",
+    drawn=Drawn("#6b7077", "#a3a9b3", "o", ":"),
+    needs="nothing",
+    cost="1 forward",
+    paper_row=0,
+)
+class NoAdapt(Adapter[NoAdaptConfig]):
     """Predicts and learns nothing."""
 
     def build(self, source: Source) -> None:
         """Nothing is trained."""
 
-    def learn(self, inputs: Inputs) -> Step:
-        """One forward pass."""
+    def objective(self, inputs: Inputs) -> Objective:
+        """Nothing to minimise."""
         with torch.inference_mode():
-            return Step(inputs.logits(self.model), forwards=len(inputs))
-
-
-register("noadapt", NoAdaptConfig, NoAdapt, "the source model, unchanged")
+            return Objective(self.predict(inputs))

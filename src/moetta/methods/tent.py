@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moetta.core.adapter import Step
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
-from moetta.methods.norm_affine import NormAffineAdapter, SGDConfig
-from moetta.methods.registry import register
+from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
+from moetta.core.objective import Objective
+from moetta.methods.registry import Citation, Drawn, register
 
 
 @dataclass(frozen=True)
 class TentConfig(SGDConfig):
-    """Tent.
-
-    Attributes:
-        seed: not used.
-        lr: learning rate.
-        momentum: momentum of the SGD.
-    """
+    """Tent has no settings beyond the optimiser's."""
 
     lr: float = 5e-4
 
 
-class Tent(NormAffineAdapter):
+@register(
+    "tent",
+    TentConfig,
+    title="Tent",
+    summary="minimises the entropy of every prediction",
+    group="entropy",
+    citation=Citation(
+        "Wang, Dequan and Shelhamer, Evan and Liu, Shaoteng and Olshausen, Bruno and "
+        "Darrell, Trevor",
+        "Tent: Fully Test-Time Adaptation by Entropy Minimization",
+        "ICLR",
+        2021,
+    ),
+    drawn=Drawn("#b8327d", "#f58cc5", "s"),
+    cost="1 forward, 1 backward",
+    paper_row=1,
+)
+class Tent(NormAffineAdapter[TentConfig]):
     """Entropy minimisation over the whole batch."""
 
-    def learn(self, inputs: Inputs) -> Step:
-        """One step down the mean entropy."""
-        logits = inputs.logits(self.model)
+    def objective(self, inputs: Inputs) -> Objective:
+        """The mean entropy."""
+        logits = self.predict(inputs)
         entropies = entropy(logits)
-        loss = entropies.mean()
-        skipped = self.descend(loss)
-        return Step(
-            logits,
-            forwards=len(inputs),
-            backwards=0 if skipped else len(inputs),
-            entropy=entropies,
-            losses={"entropy": loss},
-            skipped=skipped,
-        )
-
-
-register("tent", TentConfig, Tent, "entropy minimisation on all samples")
+        return Objective(logits, {"entropy": entropies.mean()}, entropy=entropies)

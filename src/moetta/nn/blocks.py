@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from moetta.nn.norms import describe, listed
+from moetta.nn.norms import Norm, describe, listed
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -28,6 +28,11 @@ class Block:
     module: nn.Module
     width: int
     convolutional: bool
+
+    def norms(self) -> list[Norm]:
+        """Its norm layers, under their names in the network."""
+        named = self.module.named_modules(prefix=self.name)
+        return [norm for name, module in named if (norm := describe(name, module))]
 
 
 def find_blocks(network: nn.Module) -> list[Block]:

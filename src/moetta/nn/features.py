@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moetta.nn.blocks import find_blocks
-from moetta.nn.norms import Norm, describe, find_norms
+from moetta.nn.norms import Norm, find_norms
 
 _CLASS_TOKENS = ("cls_token", "class_token", "cls_tokens", "class_tokens", "cls_embedding")
 
@@ -84,14 +84,7 @@ def _listened(network: nn.Module) -> list[Norm]:
         blocks = find_blocks(network)
     except ValueError:
         return norms[1:] or norms
-    inside = [
-        [
-            norm
-            for n, m in block.module.named_modules()
-            if (norm := describe(_join(block.name, n), m))
-        ]
-        for block in blocks
-    ]
+    inside = [block.norms() for block in blocks]
     order = [norm.name for norm in norms]
     final = norms[-1]
     if order.index(final.name) <= order.index(inside[-1][-1].name):
@@ -100,7 +93,3 @@ def _listened(network: nn.Module) -> list[Norm]:
         final = min(reversed(inside[-1]), key=lambda norm: norm.name.count("."))
     firsts = [of_block[0] for of_block in inside[1:]]
     return firsts if final in firsts else [*firsts, final]
-
-
-def _join(parent: str, name: str) -> str:
-    return f"{parent}.{name}" if name else parent

@@ -1,4 +1,4 @@
-"""What the paper ran and the figures that it prints, as data."""
+"""What the paper ran and the figures it prints, as data."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from moetta.data.catalogue import spec_of_card
+
 METHODS = ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta", "moetta")
-"""The order of methods in all of the paper's lists."""
-# Full names: a bare timm name has meant different weights over the years.
+"""The paper's methods, in the order of its tables."""
+PROPOSED = "moetta"
+"""The method the paper proposes."""
+# Full names: timm has changed the weights behind bare names over the years.
 PAPER_MODELS = {
     "vit_base_patch16_224.augreg2_in21k_ft_in1k": "vit_base",
     "convnext_base.fb_in22k_ft_in1k": "convnext_base",
     "vit_large_patch16_224.augreg_in21k_ft_in1k": "vit_large",
 }
-"""The paper's models, and what its tables call them."""
+"""The paper's models and their keys in `published`."""
 STREAMS = {"classical": 750_000, "potpourri": 838_389, "potpourri+": 888_389}
-"""The paper's streams, and how many images they have."""
+"""The paper's streams and their numbers of images."""
 
 
 @cache
 def published() -> dict[str, Any]:
-    """The whole file."""
+    """All of published.toml."""
     text = files("moetta.paper").joinpath("published.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def by_method(table: dict[str, Any], name: str, method: str) -> float | None:
-    """One of a list's figures; None where the paper prints none.
+    """A method's figure in a table's row; None where the paper prints none.
 
     >>> by_method(published()["table1"]["vit_base"], "classical", "moetta")
     67.2
@@ -42,7 +46,7 @@ def by_method(table: dict[str, Any], name: str, method: str) -> float | None:
 
 
 def counterpart(model: str) -> str | None:
-    """The paper's model that stands for a model: of the same family, if there is one.
+    """The paper's model of the same family as a model, if there is one.
 
     >>> counterpart("digits-convnext"), counterpart("vit_tiny_patch16_224"), counterpart("resnet50")
     ('convnext_base', 'vit_base', None)
@@ -54,11 +58,10 @@ def counterpart(model: str) -> str | None:
 
 
 def counterpart_stream(stream: str) -> str | None:
-    """The paper's stream that stands for a stream, by its name on the card.
+    """The paper's stream that corresponds to a stream, if there is one.
 
     >>> [counterpart_stream(name) for name in ("embedded-potpourri+", "cifar10-c", "pets")]
     ['potpourri+', 'classical', None]
     """
-    name = stream.removeprefix("embedded-")
-    name = "classical" if name == "cifar10-c" else name  # corruptions alone
-    return name if name in STREAMS else None
+    spec = spec_of_card(stream)
+    return None if spec is None else spec.counterpart

@@ -1,70 +1,79 @@
-"""The report's tables, made from settings."""
+"""The report's tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from moetta.paper import beside as paper
-from moetta.results.groups import Group, Setting, Stat, slug
-from moetta.results.runs import number
-from moetta.results.tables import Cell, Column, Table, cell, mean_only, table
+from moetta.results import (
+    BASELINE,
+    Column,
+    Comparison,
+    Entry,
+    Group,
+    Published,
+    Stat,
+    Table,
+    beside,
+    entry,
+    mean_only,
+    number,
+    slug,
+    table,
+)
 
 METHOD = Column("Method")
-ACCURACY = Column("Accuracy", "%", best="high", explain="top-1, before each update; mean and sd")
-PAPER = Column("Paper", "%", explain="the accuracy the paper prints for the counterpart")
+ACCURACY = Column(
+    "Accuracy", "%", best="high", explain="top-1, before each update; mean and sd over seeds"
+)
+PAPER = Column("Paper", "%", explain="what the paper prints for the corresponding model and stream")
 DIFFERENCE = Column("Difference", "points", explain="our mean minus the paper's")
 
+NOTHING = Published()
+
 OVERVIEW_NOTE = (
-    "The paper's figures were measured with another model or other data (see each stream): compare "
-    "the order of the methods and their gains, not the numbers."
+    "The paper's figures are for another model or other data (see each stream): compare the order "
+    "of the methods and their gains, not the numbers."
 )
 
 
-def gain(setting: Setting, group: Group) -> Stat | None:
-    """Points gained over the unadapted model: on the same images where the runs know it."""
-    paired = group.stat("gain", scale=100)
-    if paired is not None and len(paired.values) == len(group.runs):
-        return paired
-    if setting.baseline is None or group.protocol:
-        return None
-    return Stat((group.accuracy.mean - setting.baseline.mean,))
-
-
-def overview(model: str, settings: Sequence[Setting]) -> Table:
-    """One model on several streams: a row a method, and for each stream ours beside the paper's."""
+def overview(
+    model: str,
+    comparisons: Sequence[Comparison],
+    published: Mapping[tuple[str, str], Published] | None = None,
+) -> Table:
+    """One model on several streams: one row per method, ours beside the paper's."""
+    printed = [(published or {}).get((c.model, c.stream), NOTHING) for c in comparisons]
     columns = [METHOD]
-    for setting in settings:
+    for comparison in comparisons:
         columns += [
-            Column(setting.stream, "%", best="high"),
-            Column(f"{setting.stream}, paper", "%"),
-            Column(f"{setting.stream}, difference", "points"),
+            Column(comparison.stream, "%", best="high"),
+            Column(f"{comparison.stream}, paper", "%"),
+            Column(f"{comparison.stream}, difference", "points"),
         ]
     columns.append(Column("Mean of streams", "%", best="high"))
-    labels = list(dict.fromkeys(g.label for s in settings for g in s.in_order()))
-    found = [{group.label: group for group in setting.groups} for setting in settings]
+    ordered = [c.in_order(p.order) for c, p in zip(comparisons, printed, strict=True)]
+    labels = list(dict.fromkeys(group.label for groups in ordered for group in groups))
+    found = [{group.label: group for group in groups} for groups in ordered]
     rows = []
     for label in labels:
-        row = [Cell(label)]
-        for setting, groups in zip(settings, found, strict=True):
-            group = groups.get(label)
-            row += [Cell(None)] * 3 if group is None else _beside_paper(setting, group)
+        row = [Entry(label)]
+        for groups, theirs in zip(found, printed, strict=True):
+            row += _beside(groups.get(label), theirs)
         means = [groups[label].accuracy.mean for groups in found if label in groups]
-        row.append(Cell(sum(means) / len(means) if len(means) == len(settings) else None))
+        row.append(Entry(sum(means) / len(means) if len(means) == len(comparisons) else None))
         rows.append(row)
-    notes = [OVERVIEW_NOTE] if any(map(paper.caveat, settings)) else []
+    notes = [OVERVIEW_NOTE] if any(theirs.caveat for theirs in printed) else []
     return table(f"overview-{slug(model)}", f"Accuracy with {model}", columns, rows, notes)
 
 
-def _beside_paper(setting: Setting, group: Group) -> list[Cell]:
-    printed = paper.accuracy(setting, group)
-    if printed is None:
-        return [cell(group.accuracy), Cell(None), Cell(None)]
-    difference = Cell(group.accuracy.mean - printed.mean, signed=True)
-    return [cell(group.accuracy), Cell(printed.mean, printed.sd), difference]
+def _beside(group: Group | None, published: Published) -> list[Entry]:
+    """Ours, the paper's and the difference."""
+    return beside(group, published.accuracy.get((group.method, group.variant)) if group else None)
 
 
-def accuracies(setting: Setting) -> Table:
-    """The main table of a setting."""
+def accuracies(comparison: Comparison, published: Published = NOTHING) -> Table:
+    """The main table of a comparison."""
     columns = [
         METHOD,
         ACCURACY,
@@ -76,74 +85,79 @@ def accuracies(setting: Setting) -> Table:
         Column("Collapsed", "runs", 0, explain="ended below half of no adaptation"),
         Column("Seeds", "", 0),
     ]
-    unadapted = next((g for g in setting.groups if g.method == "noadapt"), None)
-    start = paper.accuracy(setting, unadapted) if unadapted else None
+    start = published.accuracy.get((BASELINE, None))
     rows = []
-    for group in setting.in_order():
-        printed = paper.accuracy(setting, group)
-        adapted = group.method != "noadapt"
-        gained = cell(gain(setting, group)) if adapted else Cell(None)
-        theirs = printed.mean - start.mean if printed and start and adapted else None
+    for group in comparison.in_order(published.order):
+        ours, theirs, difference = _beside(group, published)
+        gained = their_gain = Entry(None)
+        if group.method != BASELINE:
+            gained = replace(entry(comparison.gain(group)), signed=True)
+            if start is not None and isinstance(theirs.value, float):
+                their_gain = Entry(theirs.value - start.mean, signed=True)
         rows.append(
             [
-                Cell(group.label),
-                *_beside_paper(setting, group)[:1],
-                Cell(gained.value, gained.sd, signed=True),
-                *_beside_paper(setting, group)[1:],
-                Cell(theirs, signed=True),
-                Cell(min(group.accuracy.values)) if len(group.runs) > 1 else Cell(None),
-                Cell(float(group.collapses)),
-                Cell(float(len(group.runs))),
+                Entry(group.label),
+                ours,
+                gained,
+                theirs,
+                difference,
+                their_gain,
+                Entry(group.accuracy.lowest if len(group.runs) > 1 else None),
+                Entry(float(group.collapses)),
+                Entry(float(len(group.runs))),
             ]
         )
-    notes = [note for note in (paper.caveat(setting),) if note]
+    notes = [published.caveat] if published.caveat else []
     notes += [
         f"Protocol {number} differs in: {text} (first protocol / this one)."
-        for number, text in enumerate(setting.deviations, start=2)
+        for number, text in enumerate(comparison.deviations, start=2)
     ]
     return table(
-        f"accuracy-{slug(setting.model, setting.stream)}",
-        f"Accuracy on {setting.name}",
+        f"accuracy-{slug(comparison.model, comparison.stream)}",
+        f"Accuracy on {comparison.name}",
         columns,
         rows,
         notes,
     )
 
 
-def beyond(setting: Setting) -> Table:
-    """What top-1 over the whole stream does not tell."""
+def beyond(comparison: Comparison, published: Published = NOTHING) -> Table:
+    """What accuracy over the whole stream does not show."""
     columns = [
         METHOD,
-        *(Column(f"Quarter {q}", "%", explain="accuracy in it") for q in range(1, 5)),
+        *(
+            Column(f"Quarter {q}", "%", explain="accuracy in this quarter of the stream")
+            for q in range(1, 5)
+        ),
         Column("Top-5", "%", best="high"),
         Column("Calibration error", "%", best="low", explain="expected calibration error"),
         Column(
             "Forgetting",
             "points",
-            explain="clean accuracy lost against no adaptation, in the last quarter",
+            explain="clean accuracy below that of no adaptation, in the last quarter",
         ),
         Column(
             "First gain",
             "step",
             0,
-            explain="the batch from which on it stays ahead of no adaptation",
+            explain="the first batch after which it stays ahead of no adaptation",
         ),
     ]
     rows = []
-    for group in setting.in_order():
+    for group in comparison.in_order(published.order):
         rows.append(
             [
-                Cell(group.label),
-                *(cell(_quarter(group, q)) for q in range(4)),
-                cell(group.stat("top5", scale=100)),
-                cell(group.stat("calibration_error", scale=100)),
-                cell(group.stat("forgetting")),
+                Entry(group.label),
+                *(entry(_quarter(group, q)) for q in range(4)),
+                entry(group.stat("top5", scale=100)),
+                entry(group.stat("calibration_error", scale=100)),
+                entry(group.stat("forgetting")),
                 mean_only(group.stat("first_gain_step")),
             ]
         )
     return table(
-        f"beyond-{slug(setting.model, setting.stream)}",
-        f"Beyond accuracy on {setting.name}",
+        f"beyond-{slug(comparison.model, comparison.stream)}",
+        f"Beyond accuracy on {comparison.name}",
         columns,
         rows,
     )
@@ -160,13 +174,13 @@ def _quarter(group: Group, place: int) -> Stat | None:
     return Stat(tuple(values)) if values else None
 
 
-def costs(setting: Setting) -> Table:
+def costs(comparison: Comparison, published: Published = NOTHING) -> Table:
     """What the accuracy costs, beside the paper's figures."""
     columns = [
         METHOD,
         Column("Time", "% of no adaptation", 0, explain="measured in the same run"),
         Column("Time, paper", "%", 0),
-        Column("Forward", "% of images", 0, explain="images forwarded, all passes together"),
+        Column("Forward", "% of images", 0, explain="images forwarded, over all passes"),
         Column("Forward, paper", "%", 0),
         Column("Backward", "% of images", 0, explain="images whose loss was differentiated"),
         Column("Backward, paper", "%", 0),
@@ -176,31 +190,31 @@ def costs(setting: Setting) -> Table:
         Column("Duration", "s", 1),
     ]
     rows = []
-    for group in setting.in_order():
-        activated = paper.cost(group, "activated")
+    shown = False
+    for group in comparison.in_order(published.order):
+        theirs = {} if group.variant else published.costs.get(group.method, {})
+        shown |= bool(theirs)
         rows.append(
             [
-                Cell(group.label),
-                cell(group.stat("cost", "time_ratio", scale=100)),
-                Cell(paper.cost(group, "time")),
+                Entry(group.label),
+                entry(group.stat("cost", "time_ratio", scale=100)),
+                Entry(theirs.get("time")),
                 mean_only(_share(group, "forwards")),
-                Cell(paper.cost(group, "forward")),
+                Entry(theirs.get("forward")),
                 mean_only(_share(group, "backwards")),
-                Cell(paper.cost(group, "backward")),
+                Entry(theirs.get("backward")),
                 mean_only(group.stat("cost", "activated_parameters", scale=1e-3)),
-                Cell(None if activated is None else activated * 1000),
+                Entry(theirs.get("activated")),
                 mean_only(group.stat("cost", "peak_memory_bytes", scale=1e-6)),
                 mean_only(group.stat("cost", "seconds")),
             ]
         )
-    note = "The paper's costs: ViT-B/16 on potpourri+ of ImageNet, on its own machine."
-    shown = any(row[2].value is not None for row in rows)
     return table(
-        f"cost-{slug(setting.model, setting.stream)}",
-        f"Cost on {setting.name}",
+        f"cost-{slug(comparison.model, comparison.stream)}",
+        f"Cost on {comparison.name}",
         columns,
         rows,
-        [note] if shown else [],
+        [published.cost_note] if shown and published.cost_note else [],
     )
 
 
@@ -213,17 +227,17 @@ def _share(group: Group, what: str) -> Stat | None:
     return Stat(tuple(values)) if values else None
 
 
-def domain_names(setting: Setting) -> list[str]:
+def domain_names(comparison: Comparison) -> list[str]:
     """The domains in the order of the stream's card, then any others."""
     names: dict[str, None] = {}
-    for group in setting.groups:
+    for group in comparison.groups:
         for run in group.runs:
             listed = run.card["protocol"]["stream"].get("domains")
             for domain in listed if isinstance(listed, list) else []:
                 names.setdefault(str(domain.get("name")))
             for name in run.summary.get("by_domain") or {}:
                 names.setdefault(name)
-    return [name for name in names if any(_domain(g, name) for g in setting.groups)]
+    return [name for name in names if any(_domain(g, name) for g in comparison.groups)]
 
 
 def _domain(group: Group, name: str) -> Stat | None:
@@ -236,10 +250,10 @@ def domain_accuracy(group: Group, name: str) -> float | None:
     return None if stat is None else stat.mean
 
 
-def domains(setting: Setting) -> Table:
-    """Accuracy by domain, a row a domain and a column a method, as a heat map."""
-    groups = setting.in_order()
-    names = domain_names(setting)
+def domains(comparison: Comparison, published: Published = NOTHING) -> Table:
+    """Accuracy by domain: one row per domain, one column per method, coloured."""
+    groups = comparison.in_order(published.order)
+    names = domain_names(comparison)
     columns = [Column("Domain"), *(Column(group.label, "%", 1) for group in groups)]
     rows = []
     for name in names:
@@ -248,9 +262,9 @@ def domains(setting: Setting) -> Table:
         best = max(known) if len(known) > 1 else None
         rows.append(
             [
-                Cell(name),
+                Entry(name),
                 *(
-                    Cell(
+                    Entry(
                         v,
                         heat=None if v is None else v / 100,
                         rank=int(v is not None and v == best),
@@ -260,8 +274,8 @@ def domains(setting: Setting) -> Table:
             ]
         )
     return table(
-        f"domains-{slug(setting.model, setting.stream)}",
-        f"Accuracy by domain on {setting.name}; mean over seeds, best of a domain bold",
+        f"domains-{slug(comparison.model, comparison.stream)}",
+        f"Accuracy by domain on {comparison.name}; mean over seeds, best in bold",
         columns,
         rows,
     )

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from moetta.results.groups import Group
+from moetta.results import Group
 
 WIDTH = 4.6  # inches: at a phone's width the labels stay legible
 SHOWN = 9  # groups drawn in colour; more would only hide each other

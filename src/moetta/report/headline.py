@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import math
 
-from moetta.report.contents import gain
-from moetta.results.groups import Group, Setting, spread
-from moetta.results.runs import number
+from moetta.results import BASELINE, Comparison, Group, number
+from moetta.results.groups import spread
 
 
-def headline(setting: Setting) -> str:
-    """One setting's result; says so when it is too close to call or when nothing helped."""
-    groups = [group for group in setting.groups if group.protocol == 0]
-    adapted = [group for group in groups if group.method != "noadapt"]
+def headline(comparison: Comparison, proposed: str | None = None) -> str:
+    """One comparison's result; says when it is too close to call or when nothing helped.
+
+    Args:
+        comparison: What is compared.
+        proposed: A method to mention even if it does not win.
+    """
+    groups = [group for group in comparison.groups if group.protocol == 0]
+    adapted = [group for group in groups if group.method != BASELINE]
     if not adapted:
-        return f"On {setting.name}, the unadapted model is right in {_percent(groups[0])}."
+        reached = _percent(groups[0])
+        return f"On {comparison.name}, the source model without adaptation reaches {reached}."
     best, *rest = adapted
-    sentences = [_winner(setting, best, rest)]
+    sentences = [_winner(comparison, best, rest)]
     if rest:
         sentences.append(_margin(best, rest[0]))
-    ours = next((g for g in adapted if g.method == "moetta" and not g.variant), None)
+    ours = next((g for g in adapted if g.method == proposed and not g.variant), None)
     if ours is not None and ours is not best:
         place = adapted.index(ours) + 1
         behind = best.accuracy.mean - ours.accuracy.mean
         sentences.append(
-            f"MoETTA is number {place} of {len(adapted)}, {_points(behind)} behind, "
+            f"{ours.label} is number {place} of {len(adapted)}, {_points(behind)} behind, "
             f"at {_percent(ours)}{_cost(ours)}."
         )
     return " ".join(sentences + _collapses(adapted))
 
 
-def _winner(setting: Setting, best: Group, rest: list[Group]) -> str:
-    where = f"On {setting.name}, "
-    gained = gain(setting, best)
+def _winner(comparison: Comparison, best: Group, rest: list[Group]) -> str:
+    where = f"On {comparison.name}, "
+    gained = comparison.gain(best)
     if gained is not None and gained.mean <= 0:
         verb = "no method beats" if rest else f"{best.label} does not beat"
         what = f"{verb} leaving the model alone"
@@ -60,15 +65,15 @@ def _margin(best: Group, second: Group) -> str:
         return f"It leads {after} by {_points(lead)}, beyond the spread over seeds."
     samples = number(best.runs[0], "samples")
     if not samples:
-        return f"It leads {after} by {_points(lead)}; a single seed, so the spread is unknown."
+        return f"It leads {after} by {_points(lead)}; with one seed, the spread is unknown."
     share = best.accuracy.mean / 100
     error = 100 * 1.96 * math.sqrt(2 * share * (1 - share) / samples)
     sure = (
-        f"more than chance in drawing {samples:,.0f} images explains (±{error:.2f})"
+        f"more than chance would explain on {samples:,.0f} images (±{error:.2f})"
         if lead > error
-        else f"no more than chance in drawing {samples:,.0f} images may do (±{error:.2f})"
+        else f"which chance could explain on {samples:,.0f} images (±{error:.2f})"
     )
-    return f"It leads {after} by {_points(lead)}, {sure}; the spread over seeds is not known."
+    return f"It leads {after} by {_points(lead)}, {sure}; with one seed, the spread is unknown."
 
 
 def _percent(group: Group, *, brief: bool = False) -> str:

@@ -1,9 +1,9 @@
-"""The page: tables, pictures and words in one HTML file that needs nothing else."""
+"""The page: tables, figures and words in one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -11,12 +11,12 @@ from string import Template
 
 from moetta.report import contents
 from moetta.report.figures import STYLES, Picture, inline_svg, look
+from moetta.report.frames import Frames
 from moetta.report.headline import headline
+from moetta.report.html import to_html
 from moetta.report.plots import by_domain, over_stream, pareto
 from moetta.report.routing import expert_pictures
-from moetta.results.groups import Group, Setting, slug
-from moetta.results.read import Failure
-from moetta.results.tables import Table, to_html
+from moetta.results import Comparison, Group, Problem, Published, Table, slug
 
 PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -50,9 +50,9 @@ $script</script>
 
 @dataclass(frozen=True)
 class Section:
-    """One setting's part of the page."""
+    """One comparison's part of the page."""
 
-    setting: Setting
+    comparison: Comparison
     tables: list[Table]
     pictures: list[Picture]
     expert_pictures: list[Picture]
@@ -74,45 +74,61 @@ class Report:
 
 
 def build(
-    settings: Sequence[Setting], failures: Sequence[Failure], files: str, title: str | None = None
+    comparisons: Sequence[Comparison],
+    problems: Sequence[Problem],
+    files: str,
+    title: str | None,
+    published: Mapping[tuple[str, str], Published],
+    figures: Sequence[str],
 ) -> Report:
     """Make the page.
 
     Args:
-        settings: What is compared.
-        failures: What could not be read.
+        comparisons: What to show.
+        problems: What could not be read.
         files: The folder beside the page, as links name it.
         title: The page's title.
+        published: Printed figures to set beside ours, by model and stream.
+        figures: The forms of the figures' files.
     """
-    by_model: dict[str, list[Setting]] = {}
-    for setting in settings:
-        by_model.setdefault(setting.model, []).append(setting)
+    printed = [published.get((c.model, c.stream), contents.NOTHING) for c in comparisons]
+    by_model: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        by_model.setdefault(comparison.model, []).append(comparison)
     overviews = [
-        contents.overview(model, members) for model, members in by_model.items() if len(members) > 1
+        contents.overview(model, members, published)
+        for model, members in by_model.items()
+        if len(members) > 1
     ]
+    frames = Frames()
     with look():
-        sections = [_section(setting) for setting in settings]
+        sections = [
+            _section(c, p, frames, figures) for c, p in zip(comparisons, printed, strict=True)
+        ]
+    problems = [*problems, *frames.problems]
     body = []
     if overviews:
         tables = "".join(to_html(table, files) for table in overviews)
         body.append(f'<section><h2 id="overview">All streams</h2>{tables}</section>')
     body += [_section_html(section, files) for section in sections]
-    body.append(_cards(settings))
-    if failures:
-        body.append(_failures(failures))
+    body.append(_cards(comparisons, printed))
+    if problems:
+        body.append(_problems(problems))
+    told = [headline(c, p.proposed) for c, p in zip(comparisons, printed, strict=True)]
+    forms = ", ".join(form.upper() for form in figures)
     html = PAGE.substitute(
-        title=escape(title or _title(settings)),
+        title=escape(title or _title(comparisons)),
         style=_palette() + _asset("style.css"),
         script=_asset("script.js"),
-        about=escape(_about(settings)),
-        warnings=_warnings(settings, failures),
-        headline="".join(f"<p>{escape(headline(setting))}</p>" for setting in settings),
-        navigation=_navigation(settings, bool(overviews), bool(failures)),
+        about=escape(_about(comparisons)),
+        warnings=_warnings(comparisons, problems),
+        headline="".join(f"<p>{escape(text)}</p>" for text in told),
+        navigation=_navigation(comparisons, bool(overviews), bool(problems)),
         body="\n".join(body),
         footer=(
             "Accuracy is scored on each batch before the update it causes. Subscripts are unbiased "
-            "standard deviations over seeds; bold is the best of a column, underlined the second. "
-            f"Figures (SVG, PNG, PDF) and tables (CSV, Markdown, LaTeX) are in "
+            "standard deviations over seeds; the best of a column is bold, the second underlined. "
+            f"Figures ({escape(forms)}) and tables (CSV, Markdown, LaTeX) are in "
             f"<code>{escape(files)}/</code>."
         ),
     )
@@ -132,27 +148,34 @@ def _palette() -> str:
     return f":root {{ {colors}}}\n"
 
 
-def _section(setting: Setting) -> Section:
+def _section(
+    comparison: Comparison, published: Published, frames: Frames, forms: Sequence[str]
+) -> Section:
     tables = [
-        contents.accuracies(setting),
-        contents.beyond(setting),
-        contents.costs(setting),
-        contents.domains(setting),
+        contents.accuracies(comparison, published),
+        contents.beyond(comparison, published),
+        contents.costs(comparison, published),
+        contents.domains(comparison, published),
     ]
-    drawn = [over_stream(setting), pareto(setting), by_domain(setting)]
+    drawn = [
+        over_stream(comparison, frames),
+        pareto(comparison),
+        by_domain(comparison, frames, published.order),
+    ]
     return Section(
-        setting,
+        comparison,
         [table for table in tables if table.rows and len(table.columns) > 1],
         [item for item in drawn if item is not None],
-        expert_pictures(setting),
+        expert_pictures(comparison, frames),
     )
 
 
 def _section_html(section: Section, files: str) -> str:
-    setting = section.setting
+    comparison = section.comparison
     main, *more = section.tables
     parts = [
-        f'<section><h2 id="{slug(setting.model, setting.stream)}">{escape(setting.name)}</h2>',
+        f'<section><h2 id="{slug(comparison.model, comparison.stream)}">',
+        f"{escape(comparison.name)}</h2>",
         to_html(main, files),
         _figures(section.pictures, files),
     ]
@@ -181,25 +204,25 @@ def _figure(picture: Picture, files: str) -> str:
     )
 
 
-def _title(settings: Sequence[Setting]) -> str:
-    streams = list(dict.fromkeys(setting.stream for setting in settings))
+def _title(comparisons: Sequence[Comparison]) -> str:
+    streams = list(dict.fromkeys(comparison.stream for comparison in comparisons))
     if len(streams) > 3:
         return f"Test-time adaptation on {len(streams)} streams"
     return f"Test-time adaptation on {', '.join(streams)}"
 
 
-def _about(settings: Sequence[Setting]) -> str:
-    groups = [group for setting in settings for group in setting.groups]
+def _about(comparisons: Sequence[Comparison]) -> str:
+    groups = [group for comparison in comparisons for group in comparison.groups]
     runs = [run for group in groups for run in group.runs]
     methods = {group.method for group in groups}
     seeds = {run.seed for run in runs}
     days = sorted({str(run.card.get("created") or "")[:10] for run in runs} - {""})
     when = f", made {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "") if days else ""
-    models = list(dict.fromkeys(setting.model for setting in settings))
+    models = list(dict.fromkeys(comparison.model for comparison in comparisons))
     named = " and ".join(models) if len(models) <= 2 else f"{len(models)} models"
     return (
         f"{_count(len(runs), 'run')}: {_count(len(methods), 'method')}, "
-        f"{_count(len({setting.stream for setting in settings}), 'stream')}, "
+        f"{_count(len({comparison.stream for comparison in comparisons}), 'stream')}, "
         f"{_count(len(seeds), 'seed')}, {named}{when}."
     )
 
@@ -208,45 +231,45 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _warnings(settings: Sequence[Setting], failures: Sequence[Failure]) -> str:
+def _warnings(comparisons: Sequence[Comparison], problems: Sequence[Problem]) -> str:
     lines = []
-    for setting in settings:
-        for number, text in enumerate(setting.deviations, start=2):
+    for comparison in comparisons:
+        for number, text in enumerate(comparison.deviations, start=2):
             lines.append(
-                f"Mixed protocols on {setting.name}: methods marked [protocol {number}] are not "
+                f"Mixed protocols on {comparison.name}: methods marked [protocol {number}] are not "
                 f"comparable with the rest; they differ in {text}."
             )
-    lost = sum(failure.lost for failure in failures)
-    if failures:
-        damaged = len(failures) - lost
+    lost = sum(problem.lost for problem in problems)
+    if problems:
+        damaged = len(problems) - lost
         told = [f"{_count(lost, 'folder')} left out"] if lost else []
-        told += [f"{_count(damaged, 'file')} not readable"] if damaged else []
-        lines.append(f"Not everything could be shown: {', '.join(told)} (listed at the end).")
+        told += [f"{_count(damaged, 'file')} unreadable"] if damaged else []
+        lines.append(f"Some results are not shown: {', '.join(told)} (listed at the end).")
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<section class="warning" aria-label="Warnings"><ul>{items}</ul></section>'
 
 
-def _navigation(settings: Sequence[Setting], overview: bool, failures: bool) -> str:
+def _navigation(comparisons: Sequence[Comparison], overview: bool, problems: bool) -> str:
     links = [("overview", "All streams")] if overview else []
-    links += [(slug(s.model, s.stream), s.name) for s in settings]
-    links += [("cards", "Protocol")] + ([("failures", "Not shown")] if failures else [])
+    links += [(slug(s.model, s.stream), s.name) for s in comparisons]
+    links += [("cards", "Protocol")] + ([("problems", "Not shown")] if problems else [])
     if len(links) < 3:
         return ""
     items = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name in links)
     return f'<nav aria-label="Sections"><ul>{items}</ul></nav>'
 
 
-def _cards(settings: Sequence[Setting]) -> str:
+def _cards(comparisons: Sequence[Comparison], printed: Sequence[Published]) -> str:
     parts = [
         '<section><h2 id="cards">Protocol cards</h2>'
-        "<p>What each figure means: the model and its weights, the stream, the configuration, the "
-        "versions. One card a method; its seeds share it.</p>"
+        "<p>What was run: the model and its weights, the stream, the configuration, the versions. "
+        "One card per method; its seeds share it.</p>"
     ]
-    for setting in settings:
-        cards = "".join(_card(group) for group in setting.in_order())
-        parts.append(f"<details><summary>{escape(setting.name)}</summary>{cards}</details>")
+    for comparison, published in zip(comparisons, printed, strict=True):
+        cards = "".join(_card(group) for group in comparison.in_order(published.order))
+        parts.append(f"<details><summary>{escape(comparison.name)}</summary>{cards}</details>")
     return "".join(parts) + "</section>"
 
 
@@ -255,21 +278,21 @@ def _card(group: Group) -> str:
     folders = ", ".join(run.folder.name for run in group.runs[:3])
     more = f" and {len(group.runs) - 3} more" if len(group.runs) > 3 else ""
     shown = {name: value for name, value in group.runs[0].card.items() if name != "cell"}
-    text = json.dumps(shown, indent=1, ensure_ascii=False)  # the cell's paths are private
+    text = json.dumps(shown, indent=1, ensure_ascii=False)  # "cell" holds private paths
     return (
         f"<details><summary>{escape(group.label)}: seeds {seeds}</summary>"
         f"<p>From <code>{escape(folders)}</code>{more}.</p><pre>{escape(text)}</pre></details>"
     )
 
 
-def _failures(failures: Sequence[Failure]) -> str:
+def _problems(problems: Sequence[Problem]) -> str:
     items = "".join(
-        f"<li><code>{escape(_where(failure))}</code>: {escape(failure.reason)}</li>"
-        for failure in failures
+        f"<li><code>{escape(_where(problem))}</code>: {escape(problem.reason)}</li>"
+        for problem in problems
     )
-    return f'<section class="warning"><h2 id="failures">Not shown</h2><ul>{items}</ul></section>'
+    return f'<section class="warning"><h2 id="problems">Not shown</h2><ul>{items}</ul></section>'
 
 
-def _where(failure: Failure) -> str:
-    """The folder, and the file where only that is damaged; the rest of the path is private."""
-    return failure.path.name if failure.lost else "/".join(failure.path.parts[-2:])
+def _where(problem: Problem) -> str:
+    """The folder, or folder and file if only the file is damaged; the full path is private."""
+    return problem.path.name if problem.lost else "/".join(problem.path.parts[-2:])

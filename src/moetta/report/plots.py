@@ -21,8 +21,8 @@ from moetta.report.figures import (
     picture,
     styles,
 )
-from moetta.results.groups import Group, Setting, slug
-from moetta.results.read import frame
+from moetta.report.frames import Frames
+from moetta.results import Comparison, Group, slug
 
 WINDOW = 1000  # images that a point of the curve should stand for
 POINTS = 40
@@ -31,12 +31,14 @@ COVERS = 10.0  # the cost of a label on another
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def over_stream(setting: Setting) -> Picture | None:
+def over_stream(comparison: Comparison, frames: Frames) -> Picture | None:
     """Accuracy in windows along the stream."""
-    curves = {g.label: c for g in setting.groups if (c := _curve(g, "correct")) is not None}
+    curves = {
+        g.label: c for g in comparison.groups if (c := _curve(g, "correct", frames)) is not None
+    }
     if not curves:
         return None
-    main = chosen([group for group in setting.groups if group.label in curves])
+    main = chosen([group for group in comparison.groups if group.label in curves])
     style = styles(main)
     rows = len(main) if max(len(group.short) for group in main) > 26 else len(main) / 2
     figure = canvas(2.7 + 0.17 * rows)  # the legend takes its own room
@@ -47,7 +49,7 @@ def over_stream(setting: Setting) -> Picture | None:
         name = f"{len(others)} others" if place == 0 else None
         axes.plot(x, mean, color=FAINT, linewidth=0.7, label=name, zorder=1)
     if not any(group.method == "noadapt" for group in main):
-        known = _curve(main[0], "correct_noadapt")
+        known = _curve(main[0], "correct_noadapt", frames)
         if known is not None:
             axes.plot(*known[:2], color=FAINT, linestyle=":", label="No adaptation")
     for group in main:
@@ -76,7 +78,7 @@ def over_stream(setting: Setting) -> Picture | None:
     window = x[1] - x[0] if len(x) > 1 else x[0]
     ends = ", ".join(f"{g.label} {curves[g.label][1][-1]:.1f} %" for g in main)
     return picture(
-        f"stream-{slug(setting.model, setting.stream)}",
+        f"stream-{slug(comparison.model, comparison.stream)}",
         "Accuracy over the stream",
         f"Each point is the accuracy in a window of about {window:,.0f} images{_seeds(main)}.",
         f"Lines of accuracy along the stream. In the last window: {ends}.",
@@ -88,11 +90,11 @@ def _seeds(groups: Sequence[Group]) -> str:
     return ", mean over seeds" if any(len(group.runs) > 1 for group in groups) else ""
 
 
-def _curve(group: Group, column: str) -> Curve | None:
+def _curve(group: Group, column: str, frames: Frames) -> Curve | None:
     """Images seen, mean accuracy in % and sd over seeds, in windows; None without the steps."""
     rows, images = [], None
     for run in group.runs:
-        steps = frame(run, "steps")
+        steps = frames.read(run, "steps")
         if steps is None or column not in steps.columns:
             continue
         steps = steps.sort("step")
@@ -115,16 +117,16 @@ def _curve(group: Group, column: str) -> Curve | None:
     return images, np.mean(rows, axis=0), sd
 
 
-def pareto(setting: Setting) -> Picture | None:
+def pareto(comparison: Comparison) -> Picture | None:
     """Cost against accuracy; a line joins those that nothing beats in both."""
-    points = [(g, g.time.mean, g.accuracy) for g in setting.groups if g.time is not None]
+    points = [(g, g.time.mean, g.accuracy) for g in comparison.groups if g.time is not None]
     if not points:
         return None
     figure = canvas(3.7)
     axes = figure.subplots()
     main = chosen([group for group, _, _ in points])
     style = styles(main)
-    base = setting.baseline
+    base = comparison.baseline
     alone = base is not None and not any(group.method == "noadapt" for group, _, _ in points)
     spots = [(x, accuracy.mean) for _, x, accuracy in points]
     named = []
@@ -175,7 +177,7 @@ def pareto(setting: Setting) -> Picture | None:
     bars = " Bars are the sd over seeds." if any(a.sd is not None for *_, a in points) else ""
     grey = f" The {others} others are grey dots." if others else ""
     return picture(
-        f"pareto-{slug(setting.model, setting.stream)}",
+        f"pareto-{slug(comparison.model, comparison.stream)}",
         "Cost against accuracy",
         f"Up and to the left is better; the line joins what nothing beats in both.{bars}{grey}",
         f"Time against accuracy: {told}.",
@@ -227,20 +229,20 @@ def _label_points(figure: Any, axes: Any, points: Sequence[tuple[str, float, flo
             placed.append(best[1])
 
 
-def by_domain(setting: Setting) -> Picture | None:
+def by_domain(comparison: Comparison, frames: Frames, order: Sequence[str] = ()) -> Picture | None:
     """A heat map: what each method gains in each domain; for a single method, its quarters."""
-    names = domain_names(setting)
+    names = domain_names(comparison)
     if len(names) < 2:
         return None
-    groups = [g for g in setting.in_order() if g in chosen(setting.groups)]
+    groups = [g for g in comparison.in_order(order) if g in chosen(comparison.groups)]
     base = next((g for g in groups if g.method == "noadapt" and g.protocol == 0), None)
     adapted = [group for group in groups if group.method != "noadapt"]
     if base is not None and adapted:
-        return _gains(setting, names, base, adapted)
-    return _quarters(setting, names, groups[0])
+        return _gains(comparison, names, base, adapted)
+    return _quarters(comparison, names, groups[0], frames)
 
 
-def _gains(setting: Setting, names: list[str], base: Group, groups: list[Group]) -> Picture:
+def _gains(comparison: Comparison, names: list[str], base: Group, groups: list[Group]) -> Picture:
     values = np.array(
         [
             [_minus(domain_accuracy(g, name), domain_accuracy(base, name)) for g in groups]
@@ -253,7 +255,7 @@ def _gains(setting: Setting, names: list[str], base: Group, groups: list[Group])
     )
     means = ", ".join(f"{g.label} {np.nanmean(values[:, i]):+.1f}" for i, g in enumerate(groups))
     return picture(
-        f"gains-{slug(setting.model, setting.stream)}",
+        f"gains-{slug(comparison.model, comparison.stream)}",
         "Gain by domain",
         f"Points of accuracy gained over no adaptation in each domain{_seeds(groups)}: "
         "purple gains, orange loses.",
@@ -266,8 +268,10 @@ def _minus(a: float | None, b: float | None) -> float:
     return np.nan if a is None or b is None else a - b
 
 
-def _quarters(setting: Setting, names: list[str], group: Group) -> Picture | None:
-    known = [f for run in group.runs if (f := frame(run, "domains")) is not None]
+def _quarters(
+    comparison: Comparison, names: list[str], group: Group, frames: Frames
+) -> Picture | None:
+    known = [f for run in group.runs if (f := frames.read(run, "domains")) is not None]
     if not known:
         return None
     values = np.full((len(names), 4), np.nan)
@@ -284,7 +288,7 @@ def _quarters(setting: Setting, names: list[str], group: Group) -> Picture | Non
     limits = 10 * np.floor(known_values.min() / 10), 10 * np.ceil(known_values.max() / 10)
     figure = heat_map(values, names, columns, "Accuracy, %", "cividis", limits, ".1f")
     return picture(
-        f"quarters-{slug(setting.model, setting.stream)}",
+        f"quarters-{slug(comparison.model, comparison.stream)}",
         "Accuracy by domain and quarter of the stream",
         f"{group.label}: accuracy in each domain, from the first quarter of the stream to the "
         "last.",

@@ -10,10 +10,9 @@ import polars as pl
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from moetta.report.figures import FAINT, INK, STYLES, Picture, canvas, picture
+from moetta.report.frames import Frames
 from moetta.report.plots import heat_map
-from moetta.results.groups import Group, Setting, slug
-from moetta.results.read import frame
-from moetta.results.runs import Run
+from moetta.results import Comparison, Group, Run, slug
 
 MOST = 2  # methods whose experts are shown
 
@@ -47,9 +46,9 @@ class Routing:
         return np.array(result)
 
 
-def routing(run: Run) -> Routing | None:
+def routing(run: Run, frames: Frames) -> Routing | None:
     """The routing of a run over the whole stream; None if it has none."""
-    rows = frame(run, "experts")
+    rows = frames.read(run, "experts")
     if rows is None or int(rows["count"].sum()) == 0:
         return None
     layers = list(dict.fromkeys(rows["layer"].to_list()))
@@ -63,30 +62,30 @@ def routing(run: Run) -> Routing | None:
     return Routing(layers, [d for d, u in zip(domains, used, strict=True) if u], counts[:, used])
 
 
-def expert_pictures(setting: Setting) -> list[Picture]:
+def expert_pictures(comparison: Comparison, frames: Frames) -> list[Picture]:
     """The pictures of the methods that route, MoETTA first; experts have no order, so one seed."""
-    routed = [g for g in setting.groups if frame(g.runs[0], "experts") is not None]
+    routed = [g for g in comparison.groups if (g.first.folder / "experts.parquet").is_file()]
     routed.sort(key=lambda g: (g.method != "moetta", g.variant is not None, g.protocol))
     shown = list({group.method: group for group in reversed(routed)}.values())[::-1][:MOST]
     made: list[Picture | None] = []
     for group in shown:
-        found = routing(group.runs[0])
+        found = routing(group.first, frames)
         if found is not None:
-            made += [_who_gets_what(setting, group, found), _load(setting, group, found)]
-            made.append(_information(setting, group, found))
-        made.append(_similarity(setting, group))
+            made += [_who_gets_what(comparison, group, found), _load(comparison, group, found)]
+            made.append(_information(comparison, group, found))
+        made.append(_similarity(comparison, group, frames))
     return [item for item in made if item is not None]
 
 
-def _name(kind: str, setting: Setting, group: Group) -> str:
-    return f"{kind}-{slug(group.method, setting.model, setting.stream)}"
+def _name(kind: str, comparison: Comparison, group: Group) -> str:
+    return f"{kind}-{slug(group.method, comparison.model, comparison.stream)}"
 
 
 def _whose(group: Group) -> str:
     return f"{group.label}, seed {group.runs[0].seed}"
 
 
-def _who_gets_what(setting: Setting, group: Group, found: Routing) -> Picture | None:
+def _who_gets_what(comparison: Comparison, group: Group, found: Routing) -> Picture | None:
     """The idea of the paper in one picture: domains that need different updates part ways."""
     if found.counts.shape[2] < 2 or len(found.domains) < 2:
         return None
@@ -117,7 +116,7 @@ def _who_gets_what(setting: Setting, group: Group, found: Routing) -> Picture | 
         for d in order
     )
     return picture(
-        _name("domains-to-experts", setting, group),
+        _name("domains-to-experts", comparison, group),
         f"{group.label}: which domains go to which expert",
         f"{_whose(group)}, layer {found.layers[layer]}: the layer whose routing depends most on "
         f"the domain. An image's domain tells {bits[layer]:.2f} bits of its expert, of at most "
@@ -135,7 +134,7 @@ def _depth_ticks(axes: object, layers: list[str]) -> None:
     axes.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)  # type: ignore[attr-defined]
 
 
-def _information(setting: Setting, group: Group, found: Routing) -> Picture | None:
+def _information(comparison: Comparison, group: Group, found: Routing) -> Picture | None:
     if len(found.layers) < 2 or len(found.domains) < 2:
         return None
     bits = found.information()
@@ -149,7 +148,7 @@ def _information(setting: Setting, group: Group, found: Routing) -> Picture | No
     _depth_ticks(axes, found.layers)
     top = int(bits.argmax())
     return picture(
-        _name("routing-information", setting, group),
+        _name("routing-information", comparison, group),
         f"{group.label}: where in the network routing knows the domain",
         f"{_whose(group)}: what an image's domain tells of its expert, layer by layer "
         f"(mutual information, corrected for chance; at most {np.log2(found.counts.shape[2]):.2f} "
@@ -160,7 +159,7 @@ def _information(setting: Setting, group: Group, found: Routing) -> Picture | No
     )
 
 
-def _load(setting: Setting, group: Group, found: Routing) -> Picture:
+def _load(comparison: Comparison, group: Group, found: Routing) -> Picture:
     load = found.counts.sum(1)
     shares = 100 * load / np.maximum(load.sum(1, keepdims=True), 1)
     experts = [str(number) for number in range(1, shares.shape[1] + 1)]
@@ -173,7 +172,7 @@ def _load(setting: Setting, group: Group, found: Routing) -> Picture:
     figure.axes[0].xaxis.set_label_position("top")
     idle = int((shares < even / 10).sum())
     return picture(
-        _name("expert-load", setting, group),
+        _name("expert-load", comparison, group),
         f"{group.label}: load of the experts",
         f"{_whose(group)}: how many images each expert of a layer received over the whole stream; "
         f"an even load is {even:.1f} %. Experts with less than a tenth of that: {idle} of "
@@ -183,8 +182,10 @@ def _load(setting: Setting, group: Group, found: Routing) -> Picture:
     )
 
 
-def _similarity(setting: Setting, group: Group) -> Picture | None:
-    rows = frame(group.runs[0], "similarity")
+def _similarity(comparison: Comparison, group: Group, frames: Frames) -> Picture | None:
+    if not (group.first.folder / "similarity.parquet").is_file():
+        return None
+    rows = frames.read(group.first, "similarity")
     if rows is None:
         return None
     rows = rows.with_columns(pl.col("weight_cosine", "bias_cosine").cast(float).fill_nan(None))
@@ -224,7 +225,7 @@ def _similarity(setting: Setting, group: Group) -> Picture | None:
     _depth_ticks(low, layers)
     first, last = float(mean["weight_cosine"][0]), float(mean["weight_cosine"][-1])
     return picture(
-        _name("expert-similarity", setting, group),
+        _name("expert-similarity", comparison, group),
         f"{group.label}: how alike the experts of a layer are",
         f"{_whose(group)}: mean cosine between the experts of a layer; 1 is identical, 0 "
         "unrelated. Above: over the stream, one line a layer, dark to bright with depth. Below: "

@@ -1,28 +1,21 @@
-"""From runs to what is compared: settings, and in each the methods with their seeds."""
+"""Groups of runs that differ only in the seed, and comparisons of such groups."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
-from moetta.results.read import Failure
-from moetta.results.runs import Run, aggregate, differences, newest, number, told_apart
+from moetta.results.runs import Run, number
 
-NAMES = {
-    "noadapt": "No adaptation",
-    "tent": "Tent",
-    "eata": "EATA",
-    "cotta": "CoTTA",
-    "sar": "SAR",
-    "deyo": "DeYO",
-    "mgtta": "MGTTA",
-    "becotta": "BECoTTA",
-    "moetta": "MoETTA",
-}
-ORDER = {name: place for place, name in enumerate(NAMES)}
+BASELINE = "noadapt"
+"""The method that every run is measured against: the source model as it is."""
+SHOWN_DIFFERENCES = 6
 
 
 @dataclass(frozen=True)
@@ -31,171 +24,259 @@ class Stat:
 
     values: tuple[float, ...]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """The mean."""
         return statistics.fmean(self.values)
 
-    @property
+    @cached_property
     def sd(self) -> float | None:
         """The unbiased standard deviation; None for a single value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def lowest(self) -> float:
+        """The lowest value."""
+        return min(self.values)
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one method with one configuration in one setting, one a seed.
+    """Runs that differ only in the seed.
 
     Attributes:
-        label: What the report calls it; each group of a setting has its own.
         runs: Sorted by seed.
-        protocol: 0 for the setting's main protocol, else the number of a deviating one.
+        label: Its name in tables and figures, unique within a comparison.
+        protocol: 0 for the comparison's main protocol, else the number of a deviating one.
     """
 
-    label: str
     runs: tuple[Run, ...]
+    label: str
     protocol: int = 0
+
+    @property
+    def first(self) -> Run:
+        """One of the runs, for what they have in common."""
+        return self.runs[0]
 
     @property
     def method(self) -> str:
         """The method's name."""
-        return self.runs[0].method
+        return self.first.method
 
     @property
     def variant(self) -> str | None:
-        """What was changed in the method, if anything."""
-        return self.runs[0].variant or None
+        """The name of its overrides, if it has any."""
+        return self.first.variant or None
 
     @property
     def short(self) -> str:
-        """The label where there is little room: a variant without its method."""
+        """The label for narrow places: a variant without its method."""
         _, dot, tail = self.label.partition(" · ")
         return tail if dot else self.label
 
-    def stat(self, *path: str, scale: float = 1.0) -> Stat | None:
-        """A figure of the summaries, found by its keys; None if no run has it."""
-        values = [v * scale for run in self.runs if (v := number(run, *path)) is not None]
-        return Stat(tuple(values)) if values else None
+    def stat(self, *path: str, scale: float = 1.0, complete: bool = False) -> Stat | None:
+        """A figure of the summaries, found by its keys; None if no run has it.
 
-    @property
+        With `complete`, None unless every run has it.
+        """
+        values = [v * scale for run in self.runs if (v := number(run, *path)) is not None]
+        if not values or (complete and len(values) < len(self.runs)):
+            return None
+        return Stat(tuple(values))
+
+    @cached_property
     def accuracy(self) -> Stat:
         """Accuracy in %."""
         return Stat(tuple(run.accuracy for run in self.runs))
 
     @property
     def time(self) -> Stat | None:
-        """Time as a multiple of the unadapted model's."""
+        """Time as a multiple of the source model's."""
         return self.stat("cost", "time_ratio")
 
     @property
     def collapses(self) -> int:
-        """How many runs ended below half of the unadapted accuracy."""
+        """How many runs ended below half of the source model's accuracy."""
         return sum(bool(run.summary.get("collapsed")) for run in self.runs)
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """What one table may compare: one model on one stream.
+class Comparison:
+    """What one table may compare: the groups of one model on one stream.
 
     Attributes:
         model: The model's name.
         stream: The stream's name.
         groups: Best first.
-        deviations: How each protocol beyond the first differs from it.
+        deviations: How each protocol after the first differs from it.
     """
 
     model: str
     stream: str
     groups: tuple[Group, ...]
-    deviations: tuple[str, ...] = field(default=())
+    deviations: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Model and stream, for sentences and headings."""
+        """Stream and model, for sentences and headings."""
         return f"{self.stream} with {self.model}"
 
     @property
+    def unadapted(self) -> Group | None:
+        """The source model's own runs in the main protocol, if there are any."""
+        found = (g for g in self.groups if g.method == BASELINE and g.protocol == 0)
+        return next(found, None)
+
+    @cached_property
     def baseline(self) -> Stat | None:
-        """Accuracy of the unadapted model in %, from its own runs or else the others' records."""
-        main = [group for group in self.groups if group.protocol == 0]
-        for group in main:
-            if group.method == "noadapt":
-                return group.accuracy
+        """The source model's accuracy in %: from its own runs, else as the other runs measured it.
+
+        The other runs may have shown it only some of their batches.
+        """
+        if self.unadapted is not None:
+            return self.unadapted.accuracy
         known = {
             run.seed: 100 * value
-            for group in main
+            for group in self.groups
+            if group.protocol == 0
             for run in group.runs
             if (value := number(run, "noadapt_accuracy")) is not None
         }
         return Stat(tuple(known.values())) if known else None
 
-    def in_order(self) -> list[Group]:
-        """The groups in the paper's order of methods."""
-        return sorted(
-            self.groups,
-            key=lambda g: (ORDER.get(g.method, len(ORDER)), g.variant or "", g.protocol, g.label),
-        )
+    def gain(self, group: Group) -> Stat | None:
+        """Points gained over the source model, on the same images where the runs measured both."""
+        paired = group.stat("gain", scale=100, complete=True)
+        if paired is not None:
+            return paired
+        if self.baseline is None or group.protocol:
+            return None
+        return Stat((group.accuracy.mean - self.baseline.mean,))
+
+    def in_order(self, methods: Sequence[str] = ()) -> list[Group]:
+        """The groups in a given order of methods; those not in it follow, best first."""
+        place = {name: number for number, name in enumerate(methods)}
+        known = [group for group in self.groups if group.method in place]
+        known.sort(key=lambda g: (place[g.method], g.variant or "", g.protocol, g.label))
+        first = [g for g in self.groups if g.method not in place and g.method == BASELINE]
+        rest = [g for g in self.groups if g.method not in place and g.method != BASELINE]
+        return first + known + rest
 
 
-def settings(
-    runs: Sequence[Run], *, allow_mixed: bool = False
-) -> tuple[list[Setting], list[Failure]]:
-    """Sort runs into settings; older repeats of the same cell are left out and named.
+def make_group(runs: Iterable[Run], label: str | None = None, protocol: int = 0) -> Group:
+    """Runs that differ only in the seed as a group."""
+    members = tuple(sorted(runs, key=lambda run: run.seed))
+    if not members:
+        raise ValueError("a group needs at least one run")
+    return Group(members, label or plain_label(members[0]), protocol)
+
+
+def plain_label(run: Run) -> str:
+    """The method's title, and its variant if it has one."""
+    return f"{run.title} · {run.variant.replace('_', ' ')}" if run.variant else run.title
+
+
+def aggregate(runs: Iterable[Run]) -> list[Group]:
+    """Runs grouped by everything but the seed, in order of appearance."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.group_key, []).append(run)
+    return [make_group(members) for members in found.values()]
+
+
+def compare(runs: Iterable[Run], *, allow_mixed: bool = False) -> list[Comparison]:
+    """One comparison for each model and stream, sorted by name.
 
     Raises:
         ValueError: Runs of one model on one stream differ in protocol, and `allow_mixed` is off.
     """
-    counted, again = newest(runs)
-    repeats = [
-        Failure(old.folder, f"not counted: the same cell is in {new.folder.name}, newer")
-        for old, new in again
-    ]
-    cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in counted:
-        cells[run.model, run.stream].append(run)
-    made: list[Setting] = []
-    for (model, stream), members in sorted(cells.items()):
-        classes = _by_protocol(members)
-        deviations = tuple(differences(classes[0][0], other[0]) for other in classes[1:])
+    families: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        families[run.model, run.stream].append(run)
+    made: list[Comparison] = []
+    for (model, stream), members in sorted(families.items()):
+        protocols = _by_protocol(members)
+        deviations = tuple(differences(protocols[0][0], other[0]) for other in protocols[1:])
         if deviations and not allow_mixed:
             raise ValueError(
-                f"runs on {stream} with {model} differ in protocol and do not belong in one table: "
-                f"{classes[0][0].folder.name} and {classes[1][0].folder.name} differ in "
-                f"{deviations[0]}; report them apart, or allow it with --allow-mixed"
+                f"the runs on {stream} with {model} differ in protocol and cannot share a table: "
+                f"{protocols[0][0].folder.name} and {protocols[1][0].folder.name} differ in "
+                f"{deviations[0]}; report them separately, or use --allow-mixed"
             )
         groups: list[Group] = []
-        for place, same in enumerate(classes):
-            groups += _labelled([found.runs for found in aggregate(same)], place)
+        for place, same in enumerate(protocols):
+            groups += _labelled(aggregate(same), place)
         groups.sort(key=lambda group: -group.accuracy.mean)
-        made.append(Setting(model, stream, tuple(groups), deviations))
-    return made, repeats
+        made.append(Comparison(model, stream, tuple(groups), deviations))
+    return made
 
 
 def _by_protocol(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of equal protocol together, the most common protocol first."""
-    classes: dict[str, list[Run]] = defaultdict(list)
+    found: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        classes[run.protocol].append(run)
-    return sorted(classes.values(), key=len, reverse=True)
+        found[run.protocol].append(run)
+    return sorted(found.values(), key=len, reverse=True)
 
 
-def _labelled(groups: Sequence[tuple[Run, ...]], protocol: int) -> list[Group]:
-    """Groups with a name each; equal names are told apart by the settings that differ."""
-    families: dict[tuple[str, str | None], list[tuple[Run, ...]]] = defaultdict(list)
-    for runs in groups:
-        families[runs[0].method, runs[0].variant].append(runs)
+def _labelled(groups: Sequence[Group], protocol: int) -> list[Group]:
+    """Groups with unique labels; the settings that differ are added to equal ones."""
+    families: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        families[group.label].append(group)
     made = []
-    for (method, variant), family in families.items():
-        plain = NAMES.get(method, method)
-        if variant:
-            plain += f" · {variant.replace('_', ' ')}"
-        apart = told_apart([runs[0].settings for runs in family])
-        for runs, settings in zip(family, apart, strict=True):
-            label = f"{plain} ({settings})" if settings else plain
+    for label, family in families.items():
+        apart = told_apart([group.first.settings for group in family])
+        for group, settings in zip(family, apart, strict=True):
+            full = f"{label} ({settings})" if settings else label
             if protocol:
-                label += f" [protocol {protocol + 1}]"
-            made.append(Group(label, runs, protocol))
+                full += f" [protocol {protocol + 1}]"
+            made.append(replace(group, label=full, protocol=protocol))
     return made
+
+
+def differences(a: Run, b: Run) -> str:
+    """The names and values in which two protocols differ."""
+    mine, theirs = (dict(_flat(json.loads(run.protocol))) for run in (a, b))
+    names = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
+    return _listed([f"{n} ({_short(mine.get(n))} / {_short(theirs.get(n))})" for n in names])
+
+
+def told_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each of several settings, the names in which they differ, with its values.
+
+    >>> told_apart([{"lr": 0.1, "k": {"n": 1}}, {"lr": 0.2, "k": {"n": 1}}])
+    ['lr=0.1', 'lr=0.2']
+    """
+    if len(settings) < 2:
+        return [""] * len(settings)
+    flat = [dict(_flat(setting)) for setting in settings]
+    names = dict.fromkeys(name for values in flat for name in values)
+    differ = [n for n in names if any(values.get(n) != flat[0].get(n) for values in flat)]
+    return [_listed([f"{n}={_short(values.get(n))}" for n in differ]) for values in flat]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = len(parts) - SHOWN_DIFFERENCES
+    return ", ".join(parts[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key in value:
+            yield from _flat(value[key], f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for place, item in enumerate(value):
+            inner = item.get("name", place) if isinstance(item, Mapping) else place
+            yield from _flat(item, f"{name}[{inner}]")
+    else:
+        yield name, value
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:20]}…"
 
 
 def spread(a: Stat, b: Stat) -> float | None:

@@ -1,25 +1,23 @@
-"""Reading results: runs from folders, and what several seeds say together."""
+"""Runs on disk: finding them, reading them, and naming those that cannot be read."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from moetta.suggest import nearest_path
 
+if TYPE_CHECKING:  # polars takes a third of a second to import; summaries do not need it
+    import polars as pl
+
 SCHEMA = 1
-"""Of the files of a run; others are refused by name."""
-SHOWN_DIFFERENCES = 6
+"""Schema of the files of a run; any other is refused."""
 # What every card and summary must have, by its keys from the outside in.
 CARD: dict[tuple[str, ...], Any] = {
     ("method",): str,
@@ -30,16 +28,41 @@ CARD: dict[tuple[str, ...], Any] = {
     ("protocol", "stream", "stream"): str,
 }
 SUMMARY: dict[tuple[str, ...], Any] = {("accuracy",): int | float, ("samples",): int}
+# The columns that each table of a run must have.
+COLUMNS = {
+    "steps": ("step", "samples", "correct"),
+    "domains": ("domain", "quarter", "samples", "correct"),
+    "experts": ("step_bucket", "layer", "domain", "expert", "count"),
+    "similarity": ("step", "layer", "weight_cosine", "bias_cosine"),
+}
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A run, or a file of one, that could not be used.
+
+    Attributes:
+        path: The folder or the file.
+        reason: What is wrong with it.
+        lost: Whether the whole run is missing, not just one of its files.
+    """
+
+    path: Path
+    reason: str
+    lost: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """A finished run.
 
     Attributes:
-        folder: where it is.
-        card: what was run.
-        summary: what came out.
+        folder: Where it is.
+        card: What was run.
+        summary: What came out.
     """
 
     folder: Path
@@ -52,8 +75,20 @@ class Run:
         return str(self.card["method"])
 
     @property
+    def title(self) -> str:
+        """The method's name as people write it; older cards know only the plain name."""
+        title = self.card.get("title")
+        return title if isinstance(title, str) and title else self.method
+
+    @property
+    def drawn(self) -> Mapping[str, str]:
+        """How the method asks to be drawn: a color and a marker; empty on older cards."""
+        drawn = self.card.get("drawn")
+        return drawn if isinstance(drawn, Mapping) else {}
+
+    @property
     def variant(self) -> str | None:
-        """What its overrides are called."""
+        """The name of its overrides."""
         found: str | None = self.card.get("variant")
         return found
 
@@ -74,62 +109,47 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """Per cent of right answers."""
+        """Accuracy in %."""
         return 100 * float(self.summary["accuracy"])
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The method's configuration, whatever the seed."""
+        """The method's configuration without the seed."""
         return {name: value for name, value in self.card["config"].items() if name != "seed"}
 
     @cached_property
     def protocol(self) -> str:
-        """What it can be compared with; see `protocol_key`."""
+        """What another run must share to be comparable; see `protocol_key`."""
         return protocol_key(self.card)
+
+    @cached_property
+    def group_key(self) -> tuple[str, ...]:
+        """What runs that differ only in the seed have in common."""
+        settings = json.dumps(self.settings, sort_keys=True)
+        return (self.protocol, self.method, self.variant or "", settings)
 
     def frame(self, name: str) -> pl.DataFrame:
         """A table of the run: steps, domains, experts or similarity.
 
         Raises:
-            FileNotFoundError: this run has none.
-            ValueError: the file is damaged.
+            FileNotFoundError: This run does not have it.
+            ValueError: The file is damaged, lacks columns or has no rows.
         """
+        import polars as pl
+
         path = self.folder / f"{name}.parquet"
         if not path.is_file():
-            raise FileNotFoundError(f"there is no {path}")
+            raise FileNotFoundError(f"{path} does not exist")
         try:
-            return pl.read_parquet(path)
+            found = pl.read_parquet(path)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in nothing but the seed; accuracies in per cent.
-
-    Attributes:
-        runs: the runs, by seed.
-        mean: mean accuracy.
-        sd: unbiased standard deviation; None for a single run.
-        worst: the worst seed's accuracy.
-        collapses: runs that ended below half of noadapt.
-    """
-
-    runs: tuple[Run, ...]
-    mean: float
-    sd: float | None
-    worst: float
-    collapses: int
-
-    @property
-    def first(self) -> Run:
-        """One of them, for what they have in common."""
-        return self.runs[0]
-
-    def average(self, *path: str) -> float | None:
-        """Mean of a figure of the summaries; None where a run lacks it."""
-        values = [v for run in self.runs if (v := number(run, *path)) is not None]
-        return statistics.fmean(values) if len(values) == len(self.runs) else None
+        missing = [column for column in COLUMNS.get(name, ()) if column not in found.columns]
+        if missing:
+            raise ValueError(f"{path} lacks the columns {', '.join(missing)}")
+        if found.is_empty():
+            raise ValueError(f"{path} has no rows")
+        return found
 
 
 def number(run: Run, *path: str) -> float | None:
@@ -150,102 +170,22 @@ def _inside(value: Any, path: Iterable[str]) -> Any:
     return value
 
 
-def group(runs: Sequence[Run]) -> Group:
-    """What several seeds say together."""
-    if not runs:
-        raise ValueError("there are no runs to take a mean of")
-    scores = [run.accuracy for run in runs]
-    return Group(
-        runs=tuple(sorted(runs, key=lambda run: run.seed)),
-        mean=statistics.fmean(scores),
-        sd=statistics.stdev(scores) if len(scores) > 1 else None,
-        worst=min(scores),
-        collapses=sum(bool(run.summary.get("collapsed")) for run in runs),
-    )
-
-
-def aggregate(runs: Iterable[Run]) -> list[Group]:
-    """Runs put together that differ in the seed alone, in order of appearance."""
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(_cell(run), []).append(run)
-    return [group(members) for members in found.values()]
-
-
-def _cell(run: Run) -> tuple[str, ...]:
-    """What runs that differ in the seed alone have in common."""
-    settings = json.dumps(run.settings, sort_keys=True)
-    return (run.protocol, run.method, run.variant or "", settings)
-
-
-def newest(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
-    """Each cell and seed once, the last made; and the others, each with the one that counts."""
-    last: dict[tuple[tuple[str, ...], int], Run] = {}
-    runs = list(runs)
-    for run in sorted(runs, key=lambda run: str(run.card.get("created") or "")):
-        last[_cell(run), run.seed] = run
-    kept = [run for run in runs if last[_cell(run), run.seed] is run]
-    pairs = [(run, last[_cell(run), run.seed]) for run in runs]
-    return kept, [(run, counts) for run, counts in pairs if run is not counts]
-
-
-def protocol_key(card: dict[str, Any]) -> str:
-    """What of a card must agree for two runs to be comparable: its protocol, whatever the seed."""
-    protocol = copy.deepcopy(card["protocol"])
-    stream = protocol["stream"]
-    stream.pop("seed", None)
+def protocol_key(card: Mapping[str, Any]) -> str:
+    """The part of a card that comparable runs share: the protocol without the seed."""
+    stream = {k: v for k, v in card["protocol"]["stream"].items() if k != "seed"}
     if stream.get("limit") is not None:  # which images a subset takes depends on the seed
-        for domain in stream.get("domains", ()):
-            domain.pop("samples", None)
-    return json.dumps(protocol, sort_keys=True)
-
-
-def differences(a: Run, b: Run) -> str:
-    """The names and values in which two protocols differ."""
-    mine, theirs = (dict(_flat(json.loads(run.protocol))) for run in (a, b))
-    names = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
-    return _listed([f"{n} ({_short(mine.get(n))} / {_short(theirs.get(n))})" for n in names])
-
-
-def told_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of several settings, the names in which not all agree, with its own values.
-
-    >>> told_apart([{"lr": 0.1, "k": {"n": 1}}, {"lr": 0.2, "k": {"n": 1}}])
-    ['lr=0.1', 'lr=0.2']
-    """
-    flat = [dict(_flat(setting)) for setting in settings]
-    names = dict.fromkeys(name for values in flat for name in values)
-    differ = [n for n in names if any(values.get(n) != flat[0].get(n) for values in flat)]
-    return [_listed([f"{n}={_short(values.get(n))}" for n in differ]) for values in flat]
-
-
-def _listed(parts: Sequence[str]) -> str:
-    more = len(parts) - SHOWN_DIFFERENCES
-    return ", ".join(parts[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key in value:
-            yield from _flat(value[key], f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for place, item in enumerate(value):
-            inner = item.get("name", place) if isinstance(item, Mapping) else place
-            yield from _flat(item, f"{name}[{inner}]")
-    else:
-        yield name, value
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 24 else f"{text[:20]}…"
+        stream["domains"] = [
+            {k: v for k, v in domain.items() if k != "samples"}
+            for domain in stream.get("domains", ())
+        ]
+    return json.dumps({**card["protocol"], "stream": stream}, sort_keys=True)
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The run folders among and below the given folders, sorted, each once.
 
     Raises:
-        FileNotFoundError: a path does not exist or is not a folder.
+        FileNotFoundError: A path does not exist or is not a folder.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -255,7 +195,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         for folder, inner, files in os.walk(path):
             if "card.json" in files or "summary.json" in files or "checkpoint" in inner:
                 found.setdefault(Path(folder).resolve(), Path(folder))
-                inner.clear()  # what lies in a run is its own
+                inner.clear()  # runs do not contain runs
             inner[:] = sorted(name for name in inner if not name.startswith("."))
     return sorted(found.values())
 
@@ -264,15 +204,15 @@ def load_run(folder: Path) -> Run:
     """One finished run.
 
     Raises:
-        FileNotFoundError: the folder holds no finished run.
-        ValueError: a file of it is damaged or of another schema; names the file.
+        FileNotFoundError: The folder does not hold a finished run.
+        ValueError: One of its files is damaged or has another schema; names the file.
     """
     if not (folder / "summary.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no finished run")
+        raise FileNotFoundError(f"{folder} does not hold a finished run")
     summary = _read(folder / "summary.json", SUMMARY)
     if not 0 <= summary["accuracy"] <= 1:
         wrong = summary["accuracy"]
-        raise ValueError(f"{folder / 'summary.json'}: accuracy must lie in 0 to 1, not {wrong}")
+        raise ValueError(f"{folder / 'summary.json'}: accuracy must be from 0 to 1, got {wrong}")
     return Run(folder, load_card(folder), summary)
 
 
@@ -280,48 +220,66 @@ def load_card(folder: Path) -> dict[str, Any]:
     """A run's card, finished or not.
 
     Raises:
-        ValueError: it is missing, damaged or of another schema.
+        ValueError: It is missing, damaged or has another schema.
     """
     card = _read(folder / "card.json", CARD)
     domains = card["protocol"]["stream"].get("domains", [])
     if not isinstance(domains, list) or not all(isinstance(d, dict) for d in domains):
-        raise ValueError(f"{folder / 'card.json'}: protocol.stream.domains is no list of domains")
+        raise ValueError(
+            f"{folder / 'card.json'}: protocol.stream.domains must be a list of objects"
+        )
     return card
 
 
 def _read(path: Path, needed: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{path} could not be read: {error}") from error
     if (schema := _inside(found, ["schema"])) != SCHEMA:
-        raise ValueError(f"{path} has schema {schema}; this moetta reads {SCHEMA}")
+        raise ValueError(f"{path} has schema {schema}; this version of moetta reads {SCHEMA}")
     for keys, kind in needed.items():
         value = _inside(found, keys)
         if not isinstance(value, kind):
-            what = "lacks" if value is None else "has a wrong"
+            what = "lacks" if value is None else "has the wrong type for"
             raise ValueError(f"{path} {what} {'.'.join(keys)}")
     return found
 
 
-def load_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All finished runs among and below these folders, and what is not among them, with reasons.
+def load_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
+    """All finished runs among and below these folders, and the folders that were left out.
 
-    A cell that was run twice counts once, the newest.
+    A run that was repeated counts once: the newest.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: A path does not exist or is not a folder.
     """
     runs: list[Run] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     for folder in find_runs(paths):
         try:
             runs.append(load_run(folder))
         except FileNotFoundError:
-            problems.append(f"{folder} is unfinished")
+            reason = "unfinished; repeat the command that started it to resume"
+            problems.append(Problem(folder, reason))
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(Problem(folder, brief(error, folder)))
     kept, repeats = newest(runs)
     for old, new in repeats:
-        problems.append(f"{old.folder} is not counted: the same cell is in {new.folder}, newer")
+        problems.append(Problem(old.folder, f"not counted: {new.folder.name} repeats it"))
     return kept, problems
+
+
+def newest(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
+    """Of repeated runs the newest; and the others, each with the one that replaces it."""
+    last: dict[tuple[tuple[str, ...], int], Run] = {}
+    runs = list(runs)
+    for run in sorted(runs, key=lambda run: str(run.card.get("created") or "")):
+        last[run.group_key, run.seed] = run
+    pairs = [(run, last[run.group_key, run.seed]) for run in runs]
+    return [a for a, b in pairs if a is b], [(a, b) for a, b in pairs if a is not b]
+
+
+def brief(error: Exception, folder: Path) -> str:
+    """The first line of a message without the folder, which the reader knows already."""
+    return str(error).replace(f"{folder}{os.sep}", "").splitlines()[0]

@@ -1,29 +1,30 @@
-"""A table once, in the four forms people need: HTML, CSV, Markdown and LaTeX."""
+"""Tables, and their CSV, Markdown and LaTeX forms."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
+from pathlib import Path
 
-from moetta.results.groups import Stat
+from moetta.files import write_atomically
+from moetta.results.groups import Group, Stat
+from moetta.results.published import Printed
 
 BEST, SECOND = 1, 2
 NONE = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One field of a table.
+class Entry:
+    """One entry of a table.
 
     Attributes:
         value: The number or the text; None is shown as a dash.
-        sd: The spread over seeds, shown as a subscript.
+        sd: The standard deviation over seeds, shown as a subscript.
         rank: 1 is shown bold, 2 underlined.
-        heat: Place on the colour scale of a heat map, 0 to 1.
+        heat: Position on a colour scale from 0 to 1, for tables coloured as heat maps.
         signed: Always show a sign.
     """
 
@@ -42,8 +43,8 @@ class Column:
         title: The header.
         unit: Its unit, shown in the header.
         digits: Decimals of its numbers.
-        best: Which end is best, "high" or "low", where the two best are marked.
-        explain: What it is, shown on hover and below the table.
+        best: "high" or "low" to mark the two best entries.
+        explain: What it means, shown on hover.
     """
 
     title: str
@@ -63,38 +64,55 @@ class Table:
     """A table.
 
     Attributes:
-        name: Its file name without ending.
+        name: Its file name without extension.
         caption: What it shows.
-        columns: The first names the rows.
-        rows: One cell a column.
+        columns: The first one names the rows.
+        rows: One entry per column.
         notes: Printed below it.
     """
 
     name: str
     caption: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Entry, ...], ...]
     notes: tuple[str, ...] = field(default=())
 
 
-def cell(stat: Stat | None) -> Cell:
-    """A figure over seeds: mean and spread."""
-    return Cell(None) if stat is None else Cell(stat.mean, stat.sd)
+def entry(stat: Stat | None) -> Entry:
+    """A figure over seeds: mean and standard deviation."""
+    return Entry(None) if stat is None else Entry(stat.mean, stat.sd)
 
 
-def mean_only(stat: Stat | None) -> Cell:
-    """A figure whose spread over seeds tells nothing."""
-    return Cell(None) if stat is None else Cell(stat.mean)
+def mean_only(stat: Stat | None) -> Entry:
+    """A figure whose spread over seeds means nothing."""
+    return Entry(None) if stat is None else Entry(stat.mean)
+
+
+def beside(ours: Group | None, printed: Printed | None) -> list[Entry]:
+    """Three entries: our accuracy, the printed one and the difference."""
+    mine = None if ours is None else ours.accuracy
+    gap = None if mine is None or printed is None else mine.mean - printed.mean
+    theirs = Entry(None) if printed is None else Entry(printed.mean, printed.sd)
+    return [entry(mine), theirs, Entry(gap, signed=True)]
+
+
+def beside_columns(title: str) -> list[Column]:
+    """The columns of what `beside` returns."""
+    return [
+        Column(title, "ours %", best="high"),
+        Column(title, "paper %"),
+        Column(title, "ours - paper"),
+    ]
 
 
 def table(
     name: str,
     caption: str,
     columns: Sequence[Column],
-    rows: Sequence[Sequence[Cell]],
+    rows: Sequence[Sequence[Entry]],
     notes: Sequence[str] = (),
 ) -> Table:
-    """A table in which the best two of each ranked column are marked and empty columns dropped."""
+    """A table with the best two of each ranked column marked and empty columns dropped."""
     keep = [
         place
         for place, _ in enumerate(columns)
@@ -105,13 +123,13 @@ def table(
     for place, column in enumerate(chosen):
         if column.best is None or len(body) < 2:
             continue
-        # Ranked as shown: what reads the same is equally good.
-        shown = [
+        # Ranked as shown: entries that read the same share a rank.
+        values = [
             round(v, column.digits) for row in body if isinstance(v := row[place].value, float)
         ]
-        if len(set(shown)) < 2:
+        if len(set(values)) < 2:
             continue
-        order = sorted(set(shown), reverse=column.best == "high")[:2]
+        order = sorted(set(values), reverse=column.best == "high")[:2]
         for row in body:
             value = row[place].value
             if isinstance(value, float) and round(value, column.digits) in order:
@@ -120,24 +138,26 @@ def table(
     return Table(name, caption, tuple(chosen), tuple(map(tuple, body)), tuple(notes))
 
 
-def _number(cell: Cell, column: Column) -> str:
-    if isinstance(cell.value, str):
-        return cell.value
-    if cell.value is None:
+def shown(item: Entry, column: Column) -> str:
+    """An entry's value as text."""
+    if isinstance(item.value, str):
+        return item.value
+    if item.value is None:
         return NONE
-    sign = "+" if cell.signed else ""
-    text = f"{cell.value:{sign},.{column.digits}f}"
+    sign = "+" if item.signed else ""
+    text = f"{item.value:{sign},.{column.digits}f}"
     if float(text.replace(",", "")) == 0:
         return text.lstrip("+-")
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _spread(cell: Cell, column: Column) -> str | None:
-    return None if cell.sd is None else f"{cell.sd:,.{column.digits}f}"
+def shown_sd(item: Entry, column: Column) -> str | None:
+    """An entry's standard deviation as text."""
+    return None if item.sd is None else f"{item.sd:,.{column.digits}f}"
 
 
 def to_csv(table: Table) -> str:
-    """Full precision; a spread has a column of its own."""
+    """CSV at full precision, standard deviations in separate columns."""
     spread = [any(row[i].sd is not None for row in table.rows) for i in range(len(table.columns))]
     header: list[str] = []
     for column, has_sd in zip(table.columns, spread, strict=True):
@@ -154,12 +174,12 @@ def to_csv(table: Table) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table: bold best, underlined second, the spread after ±."""
+    """A pipe table: best in bold, second underlined, standard deviation after ±."""
 
-    def show(item: Cell, column: Column) -> str:
-        text = _number(item, column).replace("|", "\\|").replace("\n", " ")
+    def show(item: Entry, column: Column) -> str:
+        text = shown(item, column).replace("|", "\\|").replace("\n", " ")
         text = {BEST: f"**{text}**", SECOND: f"<u>{text}</u>"}.get(item.rank, text)
-        sd = _spread(item, column)
+        sd = shown_sd(item, column)
         return f"{text} ± {sd}" if sd else text
 
     lines = [
@@ -195,10 +215,10 @@ def _latex(text: str) -> str:
 def to_latex(table: Table) -> str:
     """A table for the booktabs package."""
 
-    def show(item: Cell, column: Column) -> str:
-        text = _latex(_number(item, column))
+    def show(item: Entry, column: Column) -> str:
+        text = _latex(shown(item, column))
         text = {BEST: f"\\textbf{{{text}}}", SECOND: f"\\underline{{{text}}}"}.get(item.rank, text)
-        sd = _spread(item, column)
+        sd = shown_sd(item, column)
         return f"{text}$_{{\\pm {sd}}}$" if sd else text
 
     lines = [
@@ -219,52 +239,13 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_html(table: Table, files: str = "") -> str:
-    """A sortable table in a box that scrolls on its own, so that the page never does."""
-    identifier = escape(re.sub(r"[^a-z0-9-]", "-", table.name), quote=True)
-    head = []
-    for place, column in enumerate(table.columns):
-        kind = "text" if place == 0 else "number"
-        title = f' title="{escape(column.explain, quote=True)}"' if column.explain else ""
-        head.append(
-            f'<th scope="col" data-kind="{kind}"{title}>'
-            f'<button type="button">{escape(column.title)}'
-            + (f' <span class="unit">{escape(column.unit)}</span>' if column.unit else "")
-            + "</button></th>"
-        )
-    body = []
-    for row in table.rows:
-        fields = [_html_cell(item, column) for item, column in zip(row, table.columns, strict=True)]
-        name = escape(str(row[0].value))
-        body.append(f'<tr><th scope="row">{name}</th>{"".join(fields[1:])}</tr>')
-    heat = any(item.heat is not None for row in table.rows for item in row)
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    links = ""
-    if files:
-        forms = (("csv", "CSV"), ("md", "Markdown"), ("tex", "LaTeX"))
-        links = (
-            '<p class="files">'
-            + " ".join(
-                f'<a href="{escape(files, quote=True)}/{identifier}.{end}">{form}</a>'
-                for end, form in forms
-            )
-            + "</p>"
-        )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{identifier}-caption">'
-        f'<table id="{identifier}"{" class=heat" if heat else ""}>'
-        f'<caption id="{identifier}-caption">{escape(table.caption)}</caption>'
-        f"<thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-        f"{notes}{links}"
-    )
+FORMS: dict[str, Callable[[Table], str]] = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
+"""The forms of a table, by file extension."""
 
 
-def _html_cell(item: Cell, column: Column) -> str:
-    text = escape(_number(item, column))
-    text = {BEST: f"<strong>{text}</strong>", SECOND: f"<u>{text}</u>"}.get(item.rank, text)
-    sd = _spread(item, column)
-    if sd:
-        text += f'<sub title="standard deviation over seeds">{sd}</sub>'
-    sort = "" if item.value is None else escape(str(item.value), quote=True)
-    style = "" if item.heat is None else f' style="--heat:{item.heat:.3f}"'
-    return f'<td data-sort="{sort}"{style}>{text}</td>'
+def write_tables(tables: Iterable[Table], folder: Path) -> None:
+    """Write each table in all its forms."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in tables:
+        for extension, form in FORMS.items():
+            write_atomically(folder / f"{made.name}.{extension}", form(made).encode())

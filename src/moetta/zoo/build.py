@@ -20,7 +20,7 @@ from moetta.data import embedded
 from moetta.data.corruptions import CLASSICAL, corrupt
 from moetta.data.datasets import cifar10
 from moetta.data.embedded.compose import photographs
-from moetta.data.images import ImageFiles
+from moetta.data.image_files import ImageFiles
 from moetta.files import write_atomically
 from moetta.zoo.recipes import Recipe, recipe
 from moetta.zoo.shipped import assemble
@@ -149,7 +149,7 @@ def measure(model: nn.Module, made_by: Recipe, data: Path | None = None) -> dict
 def _test_sets(made_by: Recipe, data: Path | None) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The clean test set, then each corruption of it (for CIFAR-10, of every fifth picture)."""
     if made_by.data == "digits":
-        for name in ("clean", *embedded.STREAMS["classical"]):
+        for name in ("clean", *embedded.domain_names(["c"])):
             domain = embedded.domain(name)
             assert isinstance(domain.images, Tensor)
             yield name.removeprefix("c/"), domain.images, domain.labels

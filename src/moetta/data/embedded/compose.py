@@ -1,7 +1,7 @@
 """Two-digit numbers out of scikit-learn's handwritten digits: 100 classes, 32 x 32, RGB.
 
 The 1,797 digits are split by sample before anything is composed: no stroke of a test image was
-ever seen in training. A picture depends on (split, seed, index) alone.
+ever seen in training. An image depends only on (split, seed, index).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LUMA = (0.299, 0.587, 0.114)
 def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
     """The digits of a split: images [N, 8, 8] in 0..1 sorted by class, class starts and counts."""
     if split not in ("train", "test"):
-        raise ValueError(f"the digits are split in 'train' and 'test', not {split!r}")
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -39,7 +39,7 @@ def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
     chosen, counts = [], []
     for digit in range(10):
         members = torch.nonzero(labels == digit).flatten()
-        # The order within a class is drawn, since the file has writers in runs.
+        # Drawn at random within a class, since the file lists one writer after another.
         order = members[uniforms(1797, members, 1, stream=9).flatten().argsort()]
         cut = round(TEST_SHARE * len(order))
         part = order[:cut] if split == "test" else order[cut:]
@@ -51,21 +51,26 @@ def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows before it is painted: all that the styles need."""
+    """What an image shows before it is painted: all that the styles need."""
 
     ink: Tensor
-    """[B, 1, H, W], how much pen lies on a pixel: 0..1, soft at the rims."""
+    """[B, 1, H, W], how much ink is on a pixel: 0..1, soft at the edges."""
     labels: Tensor
     """[B], 10 x left digit + right digit."""
     index: Tensor
     seed: int
 
 
+def number_labels(index: Tensor, seed: int) -> Tensor:
+    """The number that each sample shows, which is its class: int64 [B]."""
+    return (uniforms(seed, index, 1, stream=1)[:, 0] * CLASSES).long()
+
+
 def scene(index: Tensor, *, split: str, seed: int) -> Scene:
     """Chooses two digits for each sample and lays them out, not yet coloured."""
     images, starts, counts = digits(split)
     u = uniforms(seed, index, 24, stream=1)
-    labels = (u[:, 0] * CLASSES).long()
+    labels = number_labels(index, seed)
     which = torch.stack((labels // 10, labels % 10), 1)  # [B, 2]
     sample = starts[which] + (u[:, 1:3] * counts[which]).long()
     glyphs = images[sample.flatten()][:, None]  # [2B, 1, 8, 8]
@@ -103,7 +108,7 @@ def noise(view: Scene, cells: int, channels: int, stream: int) -> Tensor:
 
 
 def waves(frequency: Tensor, angle: Tensor, phase: Tensor) -> Tensor:
-    """Sinusoidal stripes, [B, 1, H, W] in -1..1; ``frequency`` in periods across the picture."""
+    """Sinusoidal stripes, [B, 1, H, W] in -1..1; ``frequency`` in periods across the image."""
     y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     frequency, angle, phase = (v.view(-1, 1, 1) for v in (frequency, angle, phase))
     along = (angle.cos() * x + angle.sin() * y) / SIZE
@@ -120,8 +125,8 @@ def colour(luma: Tensor, chroma: Tensor) -> Tensor:
 def paint(view: Scene) -> Tensor:
     """The source style: dark strokes on lighter, textured grounds, all coloured. Uint8.
 
-    Brightness and contrast vary little, as under one studio's lamps: a model that has seen nothing
-    else is thrown off by weather and lighting, and can find its way back.
+    Brightness and contrast vary little, as in one studio: a model that has seen nothing else fails
+    under other weather and lighting, and can adapt to them.
     """
     u = uniforms(view.seed, view.index, 24, stream=2)
     ground_luma = 0.5 + 0.22 * u[:, 0]
@@ -144,12 +149,12 @@ def paint(view: Scene) -> Tensor:
     return to_uint8(ground + (stroke - ground) * view.ink)
 
 
-def to_uint8(picture: Tensor) -> Tensor:
+def to_uint8(image: Tensor) -> Tensor:
     """0..1 to bytes."""
-    return (picture.clamp(0, 1) * 255).round().to(torch.uint8)
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def photographs(index: Tensor, *, split: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Clean pictures of the source style and their labels."""
+    """Clean images of the source style and their labels."""
     view = scene(index, split=split, seed=seed)
     return paint(view), view.labels

@@ -9,7 +9,7 @@ from typing import Any
 from moetta.bench.cell import Cell
 from moetta.bench.protocol import Prepared, prepare, preprocessing
 from moetta.data import Domain, Stream, embedded
-from moetta.data.named import stream_options
+from moetta.data.named_streams import stream_options
 from moetta.paper.experiments.setting import Setting
 
 

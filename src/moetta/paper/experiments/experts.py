@@ -13,8 +13,7 @@ from moetta.files import read_safetensors
 from moetta.paper.experiments import pictures
 from moetta.paper.experiments.setting import Experiment, Found, Setting
 from moetta.paper.published import published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 
 def _cells(setting: Setting, experiment: str, stream: str) -> list[Cell]:

@@ -18,8 +18,7 @@ from moetta.paper.experiments import pictures
 from moetta.paper.experiments.domains import prepared, single
 from moetta.paper.experiments.setting import Experiment, Found, Setting, no_cells
 from moetta.paper.published import published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 PRINTED = 0.69
 

@@ -5,24 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from moetta.bench.cell import Cell
+from moetta.paper.beside import printed_accuracy
 from moetta.paper.experiments.setting import (
     SEEDS,
     Experiment,
     Found,
     Setting,
-    beside,
     pick,
-    three_columns,
 )
-from moetta.paper.published import (
-    METHODS,
-    by_method,
-    counterpart,
-    counterpart_stream,
-    published,
-)
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.paper.published import METHODS, by_method, counterpart, published
+from moetta.results.tables import Column, Entry, Table, beside, beside_columns, table
 
 
 def _accuracies(setting: Setting, found: Found, name: str, section: str) -> list[Table]:
@@ -30,23 +22,20 @@ def _accuracies(setting: Setting, found: Found, name: str, section: str) -> list
     made = []
     for model in setting.models:
         key = "vit_large" if section == "scalability" else counterpart(model)
-        printed = published()[section].get(key, {})
-        named = f" beside the paper's {key}" if printed else ""
+        named = f" beside the paper's {key}" if key else ""
         rows = []
         for method in METHODS:
             row = [Entry(method)]
             for stream in setting.streams:
                 ours = pick(found, model=model, method=method, stream=stream)
-                theirs = counterpart_stream(stream) or stream
-                sd = by_method(printed, f"{theirs}_sd", method)
-                row += beside(ours, by_method(printed, theirs, method), sd)
+                row += beside(ours, printed_accuracy(key, stream, method))
             rows.append(row)
         columns = [Column("method")]
         for stream in setting.streams:
-            columns += three_columns(stream)
+            columns += beside_columns(stream)
         caption = f"{model}{named}: accuracy over the stream"
         short = Path(model).name  # a model may be a folder
-        made.append(table(f"{name}-{short}", caption, columns, rows, [setting.ours]))
+        made.append(table(f"{name}-{short}", caption, columns, rows, [setting.caveat(model)]))
     return made
 
 
@@ -85,10 +74,11 @@ def _table2(setting: Setting, found: Found, _: Path) -> list[Table]:
             if group is not None:
                 figure = {"activated_m": "activated_parameters", "time": "time_ratio"}.get(name)
                 figure = figure or f"{name}s"
-                value, images = group.average("cost", figure), group.average("samples")
-                if value is not None and images:
-                    scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images)
-                    ours = value * scale
+                value = group.stat("cost", figure, complete=True)
+                images = group.stat("samples")
+                if value is not None and images is not None:
+                    scale = {"activated_m": 1e-6, "time": 100.0}.get(name, 100 / images.mean)
+                    ours = value.mean * scale
             paper = by_method(published()["table2"], name, method)
             gap = None if ours is None or paper is None else ours - paper
             row += [Entry(ours), Entry(paper), Entry(gap, signed=True)]

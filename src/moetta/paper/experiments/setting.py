@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from moetta.bench.cell import Cell, grid
-from moetta.data.datasets import IMAGENET_C_FOLDERS
-from moetta.data.images import named
-from moetta.paper.published import PAPER_MODELS
-from moetta.results.runs import Group, Run, group
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table
+from moetta.data.datasets import has_imagenet_c
+from moetta.paper.beside import caveat
+from moetta.results import Group, Run, make_group
+from moetta.results.tables import Table
 
 SEEDS = (42, 4242, 424242)
 EMBEDDED_MODELS = ("digits-vit", "digits-convnext")
@@ -65,40 +63,30 @@ class Setting:
 
     @property
     def ours(self) -> str:
-        """What the results say of their data and weights, next to the paper's figures."""
-        if self.data is None:
-            return (
-                "Not the paper's data or weights: the embedded benchmark (two-digit numbers, 100 "
-                f"classes, 32 x 32 pixels) and {', '.join(self.models)}. The paper's figures stand "
-                "beside ours to compare the order of methods, not the level."
-            )
+        """The caveat for the experiments that use one model."""
+        return self.caveat(self.models[0])
+
+    def caveat(self, model: str) -> str:
+        """How the data and weights differ from the paper's, for the note under a table."""
         remarks = []
-        foreign = [model for model in self.models if model not in PAPER_MODELS]
-        if foreign:
-            remarks.append(f"{', '.join(foreign)} are not the paper's models")
         if self.common.get("weights"):
             remarks.append("the weights come from a local file")
-        if self.streams != STREAMS:
-            remarks.append("CIFAR-10 is not the paper's data")
-        elif not named(Path(self.data), IMAGENET_C_FOLDERS):
+        imagenet = self.data is not None and self.streams == STREAMS
+        if imagenet and not has_imagenet_c(Path(str(self.data))):
             remarks.append(
                 "ImageNet-C was made on the fly from the validation images, with our own frost "
                 "and without its second JPEG compression"
             )
         if self.common.get("batch_size") not in (None, 64):
-            remarks.append(f"batches hold {self.common['batch_size']} images, the paper's 64")
+            remarks.append(f"our batches hold {self.common['batch_size']} images, the paper's 64")
         if self.common.get("limit"):
             remarks.append(f"only {self.common['limit']:,} images of each stream were used")
         if self.common.get("partial"):
             remarks.append("data sets may lack images")
-        generator = "MGTTA's generator is our own, trained on digits-vit."
-        if not remarks:
-            return (
-                "Data sets and model names are the paper's; see the cards for hashes and counts. "
-                + generator
-            )
-        text = "; ".join(remarks)
-        return f"{text[0].upper()}{text[1:]}: the paper's figures are for orientation. {generator}"
+        prefix = "embedded-" if self.data is None else ""
+        text = caveat(model, {f"{prefix}{name}": None for name in self.streams}, remarks)
+        text = text or "The data sets and the model have the paper's names; see the cards for both."
+        return f"{text} MGTTA's generator is our own, trained on digits-vit."
 
 
 @dataclass(frozen=True)
@@ -128,24 +116,4 @@ def pick(found: Found, **wanted: Any) -> Group | None:
         for cell, run in found.items()
         if all(getattr(cell, name) == value for name, value in wanted.items())
     ]
-    return group(runs) if runs else None
-
-
-def beside(ours: Group | None, paper: float | None, paper_sd: float | None = None) -> list[Entry]:
-    """Three entries: ours, the paper's, the difference."""
-    mean = None if ours is None else ours.mean
-    gap = None if mean is None or paper is None else mean - paper
-    return [
-        Entry(mean, None if ours is None else ours.sd),
-        Entry(paper, paper_sd),
-        Entry(gap, signed=True),
-    ]
-
-
-def three_columns(name: str) -> list[Column]:
-    """Headers of what `beside` gives."""
-    return [
-        Column(name, "ours %", best="high"),
-        Column(name, "paper %"),
-        Column(name, "ours - paper"),
-    ]
+    return make_group(runs) if runs else None

@@ -14,13 +14,19 @@ from moetta.paper.experiments.setting import (
     Experiment,
     Found,
     Setting,
-    beside,
     pick,
-    three_columns,
 )
 from moetta.paper.published import published
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results import Printed
+from moetta.results.tables import (
+    Column,
+    Entry,
+    Table,
+    beside,
+    beside_columns,
+    entry,
+    table,
+)
 
 ABLATIONS: dict[str, tuple[tuple[str, Any], ...]] = {
     "full": (),
@@ -67,16 +73,16 @@ def _table3(setting: Setting, found: Found, _: Path) -> list[Table]:
         means = []
         for place, stream in enumerate(setting.streams):
             ours = pick(found, stream=stream, variant=None if name == "full" else name)
-            row += beside(ours, printed[place])
-            means += [ours.mean] if ours else []
+            row += beside(ours, Printed(printed[place]))
+            means += [ours.accuracy.mean] if ours else []
         mean = statistics.fmean(means) if len(means) == len(setting.streams) else None
         gap = None if mean is None else mean - printed[3]
         row += [Entry(mean), Entry(printed[3]), Entry(gap, signed=True)]
         rows.append(row)
     columns = [Column("MoETTA")]
     for stream in setting.streams:
-        columns += three_columns(stream)
-    columns += three_columns("average")
+        columns += beside_columns(stream)
+    columns += beside_columns("average")
     caption = f"Ablations of MoETTA, {setting.models[0]} beside the paper's vit_base"
     return [table("table3", caption, columns, rows, [setting.ours])]
 
@@ -106,8 +112,8 @@ def _sensitivity(setting: Setting, found: Found, folder: Path) -> list[Table]:
     rows = []
     for experts in EXPERTS:
         groups = [pick(found, variant=f"experts={experts},balance={b:g}") for b in LAMBDAS]
-        values.append([None if g is None else g.mean for g in groups])
-        entries = [Entry(None) if g is None else Entry(g.mean, g.sd) for g in groups]
+        values.append([None if g is None else g.accuracy.mean for g in groups])
+        entries = [entry(g.accuracy if g else None) for g in groups]
         rows.append([Entry(f"{experts} experts"), *entries])
     columns = [Column("MoETTA"), *(Column(f"lambda {b:g}", "%") for b in LAMBDAS)]
     names = [f"{e}" for e in EXPERTS], [f"{b:g}" for b in LAMBDAS]
@@ -148,14 +154,13 @@ def _partial(setting: Setting, found: Found, folder: Path) -> list[Table]:
     }
     for name, frozen in _spans(layers):
         ours = pick(found, variant=name)
-        gap = None if ours is None or full is None else ours.mean - full.mean
-        mean, sd = (None, None) if ours is None else (ours.mean, ours.sd)
-        rows.append([Entry(name), Entry(mean, sd), Entry(gap, signed=True)])
+        gap = None if ours is None or full is None else ours.accuracy.mean - full.accuracy.mean
+        rows.append([Entry(name), entry(ours.accuracy if ours else None), Entry(gap, signed=True)])
         if frozen and ours is not None:
             first, end = frozen.split("-")
             label, k = ("0..k frozen", end) if first == "0" else ("k..last frozen", first)
             curves[label][0].append(float(k))
-            curves[label][1].append(ours.mean)
+            curves[label][1].append(ours.accuracy.mean)
     pictures.lines(folder / "partial-replacement", curves, "k", "accuracy %")
     columns = [Column("layers"), Column("accuracy", "%", best="high"), Column("vs all replaced")]
     caption = f"Which of the {layers} norm layers get experts, {setting.models[0]}"
@@ -196,8 +201,10 @@ def _grid(setting: Setting, found: Found, _: Path) -> list[Table]:
         rows = []
         for theirs, mine in _rates(setting, method).items():
             ours = pick(found, method=method, variant=f"lr={mine:g}")
-            rows.append([Entry(f"{mine:g}"), Entry(f"{theirs:g}"), *beside(ours, accuracy[theirs])])
-        columns = [Column("lr, ours"), Column("lr, paper"), *three_columns("accuracy")]
+            rows.append(
+                [Entry(f"{mine:g}"), Entry(f"{theirs:g}"), *beside(ours, Printed(accuracy[theirs]))]
+            )
+        columns = [Column("lr, ours"), Column("lr, paper"), *beside_columns("accuracy")]
         caption = f"Learning rates of {method}, {setting.models[0]}, {setting.classical}"
         notes = [setting.ours]
         if setting.data is None:

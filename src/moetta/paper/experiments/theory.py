@@ -10,8 +10,7 @@ from torch import Tensor
 
 from moetta.nn.moe import Routing, balance_loss
 from moetta.paper.experiments.setting import Experiment, Found, Setting, no_cells
-from moetta.results.tables import Cell as Entry
-from moetta.results.tables import Column, Table, table
+from moetta.results.tables import Column, Entry, Table, table
 
 DIMENSIONS = (1, 2, 4, 16, 64, 256, 1024)
 TRIALS = 20_000

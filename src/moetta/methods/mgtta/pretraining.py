@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moetta.core.adapter import Source
 from moetta.core.inputs import Inputs
-from moetta.methods.mgtta import MGTTA, MGTTAConfig, flat
+from moetta.methods.mgtta.adapter import MGTTA, MGTTAConfig, flat
 from moetta.nn.mgg import MGG
 
 Domains = Sequence[tuple[Tensor, Tensor]]
@@ -74,7 +74,7 @@ def pretrain(
     numbers = {"epochs": epochs, "lr": lr, "batch": batch, "samples": samples}
     for name, value in numbers.items():
         if value <= 0:
-            raise ValueError(f"{name} must be above 0, not {value}")
+            raise ValueError(f"{name} must be above 0, got {value}")
     learner = _Learner(model, MGTTAConfig(seed=seed, lr=step_lr, moments=moments), source)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     batches = images[order[:samples]].to(learner.device).split(batch)
@@ -105,8 +105,7 @@ def _epoch(
     stepped: Tensor | None = None
     total = 0.0
     for images in batches:
-        _, _, losses = learner.objective(Inputs((images,), {}))
-        loss = torch.stack([*losses.values()]).sum()
+        loss = learner.objective(Inputs((images,), {})).total()
         grads = learner.gradients(loss)
         if grads is None:
             raise ValueError(

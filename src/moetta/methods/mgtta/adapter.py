@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from moetta.core import source_images
-from moetta.core.adapter import Source, Step
+from moetta.core.adapter import Source
 from moetta.core.config import Config, positive, require, share
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
-from moetta.methods.norm_affine import NormAffineAdapter
-from moetta.methods.registry import register
+from moetta.core.norm_affine import NormAffineAdapter
+from moetta.core.objective import Objective, Step
+from moetta.methods.registry import Citation, Drawn, register
 from moetta.nn.features import Features
-from moetta.nn.mgg import MGG, WIDTH, convert, load_mgg
-
-__all__ = ["MGG", "MGTTA", "MGTTAConfig", "convert", "load_mgg", "pretrain"]
+from moetta.nn.mgg import MGG, WIDTH, load_mgg
 
 SHIPPED = Path(str(files("moetta.methods").joinpath("weights", "mgg.safetensors")))
 
@@ -51,6 +50,11 @@ class MGTTAConfig(Config):
     mgg: str | None = None
     source_batch: int = 64
 
+    @property
+    def needs_source(self) -> bool:
+        """The feature moments are computed from source images."""
+        return True
+
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         if isinstance(self.mgg, os.PathLike):
@@ -59,17 +63,33 @@ class MGTTAConfig(Config):
         positive(self, "lr", "moment_divisor", "source_batch")
         share(self, "beta1", "beta2")
         require(max(self.beta1, self.beta2) < 1, "beta1 and beta2 must be below 1")
-        require(self.moments >= 0, f"moments must be at least 0, not {self.moments}")
+        require(self.moments >= 0, f"moments must be at least 0, got {self.moments}")
 
 
-class MGTTA(NormAffineAdapter):
+@register(
+    "mgtta",
+    MGTTAConfig,
+    title="MGTTA",
+    summary="steps by a learned update rule towards the source images' features",
+    group="entropy",
+    citation=Citation(
+        "Deng, Qi and Niu, Shuaicheng and Zhang, Ronghao and Chen, Yaofo and Zeng, Runhao and "
+        "Chen, Jian and Hu, Xiping",
+        "Learning to Generate Gradients for Test-Time Adaptation via Test-Time Training Layers",
+        "AAAI",
+        2025,
+    ),
+    drawn=Drawn("#c2560c", "#ff9c54", "X"),
+    cost="1 forward, 1 backward",
+    paper_row=6,
+)
+class MGTTA(NormAffineAdapter[MGTTAConfig]):
     """Every scale and shift steps by the generator's word on its gradient.
 
     A batch of one has no spread to compare with the source's; it is learnt from by entropy alone.
     The features are heard on the plain network: a compiled model is compiled for `paused` only.
     """
 
-    needs_source = True
     held_in_state = ("mgg",)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> None:
@@ -79,12 +99,6 @@ class MGTTA(NormAffineAdapter):
         """Train the norm layers; load the generator; measure or load the source's features."""
         self.features = Features(self.network)
         super().build(source)
-        if source is None:
-            raise ValueError(
-                "mgtta needs clean source images for its feature moments: pass source=images (a "
-                "tensor or an iterable of batches; no labels needed), or the path of what "
-                "adapter.save_source() wrote"
-            )
         source_images.obtain(self, source, self._source_moments)
         self.use(self.first_mgg())
 
@@ -124,8 +138,8 @@ class MGTTA(NormAffineAdapter):
         var = (squares - count * mean**2).clamp(min=0) / (count - 1)
         return {"source_mean": mean.float(), "source_std": var.sqrt().float()}
 
-    def objective(self, inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Logits, entropies and the terms of the loss for one batch."""
+    def objective(self, inputs: Inputs) -> Objective:
+        """The mean entropy, and how far the features' moments are from the source images'."""
         with self.features.listening() as heard:
             logits = inputs.logits(self.network)
         phi = self.features.join(heard)
@@ -142,13 +156,14 @@ class MGTTA(NormAffineAdapter):
         if len(phi) > 1:
             distance = ((phi.std(0) - std) ** 2).sum() + ((phi.mean(0) - mean) ** 2).sum()
             losses["moments"] = self.config.moments / self.config.moment_divisor * distance
-        return logits, entropies, losses
+        return Objective(logits, losses, entropy=entropies)
 
     def learn(self, inputs: Inputs) -> Step:
         """One step of every trained number, by the generator."""
-        logits, entropies, losses = self.objective(inputs)
-        step = Step(logits, forwards=len(inputs), entropy=entropies, losses=losses)
-        grads = self.gradients(torch.stack([*losses.values()]).sum())
+        found = self.objective(inputs)
+        self.predicted(found.logits)
+        step = Step(found.logits, forwards=len(inputs), entropy=found.entropy, losses=found.losses)
+        grads = self.gradients(found.total())
         if grads is None:
             step.skipped = "non-finite loss or gradient"
             return step
@@ -192,8 +207,3 @@ class MGTTA(NormAffineAdapter):
 def flat(tensors: list[Any]) -> Tensor:
     """All numbers of several tensors in one float32 vector."""
     return torch.cat([t.detach().reshape(-1).float() for t in tensors])
-
-
-register("mgtta", MGTTAConfig, MGTTA, "a learned update rule, towards the source's features")
-
-from moetta.methods.mgtta_pretrain import pretrain  # noqa: E402  (it builds on the adapter above)

@@ -13,10 +13,10 @@ from torch import nn
 
 from moetta.data.datasets import image_folder
 from moetta.data.domains import Domain
-from moetta.data.images import subfolders
+from moetta.data.image_files import subfolders
 from moetta.data.labels import LabelMap, label_map, label_scheme
-from moetta.data.named import stream_options
-from moetta.data.orders import make_order, stratified
+from moetta.data.named_streams import stream_options
+from moetta.data.orders import apportion, make_order, stratified
 from moetta.data.preprocess import preprocess_for
 from moetta.data.streams import Stream
 from moetta.suggest import nearest
@@ -44,7 +44,7 @@ _DOMAIN = {
 
 @dataclass(frozen=True)
 class Mixture:
-    """A TOML file that has been read and checked, but whose folders have not been opened."""
+    """A TOML file that was read and checked; its folders have not been opened."""
 
     path: Path
     table: Mapping[str, Any]
@@ -57,31 +57,32 @@ class Mixture:
 
 
 def read_mixture(path: str | Path) -> Mixture:
-    """Reads a mixture and checks it, without looking at the folders.
+    """Reads a mixture and checks it, without opening the folders.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not TOML, or has an unknown key, a wrong type or no domains.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not TOML, or has an unknown key, a value of the wrong type, or no
+            domains.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no mixture file {path}")
+        raise FileNotFoundError(f"mixture file {path} does not exist")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     _check(table, _TOP, str(path))
     if not table.get("domain"):
-        raise ValueError(f"{path} has no domains; each is a [[domain]] with at least a folder")
+        raise ValueError(f"{path} has no domains; add a [[domain]] with a folder for each")
     for number, domain in enumerate(table["domain"], 1):
         where = f"{path}, domain {number}"
         if not isinstance(domain, dict):
-            raise ValueError(f"{where}: write each domain under a line [[domain]]")
+            raise ValueError(f"{where}: write each domain below a line [[domain]]")
         _check(domain, _DOMAIN, where)
         if "folder" not in domain:
             raise ValueError(f"{where} has no folder")
         if domain.get("share", 1) <= 0 or domain.get("limit", 1) < 1:
-            raise ValueError(f"{where}: share and limit must be positive")
+            raise ValueError(f"{where}: share and limit must be above 0")
     having = sum("share" in domain for domain in table["domain"])
     if having not in (0, len(table["domain"])):
         raise ValueError(f"{path}: give a share to every domain or to none")
@@ -99,10 +100,10 @@ def mixture(
     """The stream that a TOML file describes.
 
     Args:
-        path: The file; relative folders in it are relative to it.
-        model: The model that is to see it, or the name of a timm model.
-        preprocess: "model", "paper" or given; see `preprocess_for`.
-        **options: Options of `Stream`; these win over the file's.
+        path: The file; relative folders in it are relative to its own.
+        model: The model that will see the stream, or the name of a timm model.
+        preprocess: "model", "paper" or a preprocessing; see `preprocess_for`.
+        **options: Options of `Stream`, which override the file's.
     """
     described = path if isinstance(path, Mixture) else read_mixture(path)
     table, base = described.table, described.path.parent
@@ -123,19 +124,19 @@ def mixture(
         for entry, labels in zip(described.domains, _labels(described), strict=True)
     ]
     seed = chosen.get("seed", 42)
-    sizes = _sizes(described.domains, domains, chosen.get("limit"))
+    sizes = _sizes(described.domains, domains, chosen.get("limit") or chosen.get("length"))
     domains = [_draw(d, size, seed) for d, size in zip(domains, sizes, strict=True)]
     return Stream(domains, **stream_options(pre), **chosen)
 
 
 def _labels(described: Mixture) -> list[LabelMap]:
-    """The label map of each domain; what is numbered in sorted order is so over all of them.
+    """The label map of each domain; sorted names are numbered over all domains together.
 
-    Numbered each on its own, domains that lack a class would contradict the others.
+    If each were numbered separately, a domain that lacks a class would contradict the others.
     """
     base, default = described.path.parent, described.table.get("labels", "auto")
     folders = [base / entry["folder"] for entry in described.domains]
-    # A folder that is not there is named when it is opened.
+    # A missing folder is reported when it is opened.
     names = [subfolders(folder) if folder.is_dir() else [] for folder in folders]
     stated = [entry.get("labels", default) for entry in described.domains]
     found = {i: label_scheme(names[i]) for i, s in enumerate(stated) if s == "auto" and names[i]}
@@ -143,7 +144,7 @@ def _labels(described: Mixture) -> list[LabelMap]:
         kinds = ", ".join(f"{folders[i].name}: {scheme!r}" for i, scheme in found.items())
         raise ValueError(
             f"{described.path}: the names of the class folders call for different labels "
-            f"({kinds}); say which ones are meant with labels = ..."
+            f"({kinds}); choose with labels = ..."
         )
     labels = [found.get(i, s) for i, s in enumerate(stated)]
     union = {name for i, s in enumerate(labels) if s == "sorted" for name in names[i]}
@@ -163,27 +164,14 @@ def _sizes(
     samples = min(m / s for m, s in zip(most, shares, strict=True))
     if limit is not None:
         samples = min(samples, limit)
-    sizes = _parts(shares, int(samples + 1e-9))
+    sizes = apportion(shares, int(samples + 1e-9))
     for entry, size in zip(entries, sizes, strict=True):
         if size < 1:
             raise ValueError(
-                f"the share {entry['share']} of {entry['folder']!r} comes to no image at all in a "
+                f"the share {entry['share']} of {entry['folder']!r} is less than one image in a "
                 f"stream of {int(samples)}"
             )
     return sizes
-
-
-def _parts(shares: Sequence[float], whole: int) -> list[int]:
-    """Whole numbers in these proportions that sum to ``whole``.
-
-    >>> _parts([1 / 3, 1 / 3, 1 / 3], 10)
-    [4, 3, 3]
-    """
-    parts = [int(share * whole + 1e-9) for share in shares]
-    rest = sorted(range(len(parts)), key=lambda i: parts[i] - shares[i] * whole)
-    for i in rest[: whole - sum(parts)]:
-        parts[i] += 1
-    return parts
 
 
 def _draw(domain: Domain, size: int, seed: int) -> Domain:
@@ -197,4 +185,4 @@ def _check(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> No
         if key not in known:
             raise ValueError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
         if not isinstance(value, known[key]) or isinstance(value, bool):
-            raise ValueError(f"{where}: {key} has the wrong type, {type(value).__name__}")
+            raise ValueError(f"{where}: {key} has the wrong type {type(value).__name__}")

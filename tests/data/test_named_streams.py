@@ -133,7 +133,10 @@ def test_cifar10_c_is_made_at_its_own_size_and_resized_for_the_model():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: stream("clasical", ".", preprocess=HALF), "unknown stream.*classical"),
+        (
+            lambda: stream("clasical", ".", preprocess=HALF),
+            "no stream 'clasical'; did you mean 'classical'",
+        ),
         (lambda: stream("classical", {}, preprocess=HALF), "needs a folder for 'val'"),
         (lambda: stream("classical", ".", preprocess="model"), "needs a model"),
         (lambda: stream("classical", ".", preprocess=HALF, size=3), "follows from"),

@@ -1,8 +1,9 @@
-"""What Tent, EATA, SAR, DeYO and MGTTA share: they train norm layers' scales and shifts."""
+"""The usual choice of what is trained: the norm layers' scales and shifts, by SGD."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,9 +18,9 @@ class SGDConfig(Config):
     """Stochastic gradient descent.
 
     Attributes:
-        seed: seed of the method's own random draws.
+        seed: seed of the method's random draws.
         lr: learning rate.
-        momentum: momentum of the SGD.
+        momentum: momentum of SGD.
     """
 
     lr: float = 1e-3
@@ -32,23 +33,33 @@ class SGDConfig(Config):
         share(self, "momentum")
 
     def sgd(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser these fields describe."""
+        """The optimiser that these fields describe."""
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
 
 
-class NormAffineAdapter(Adapter):
-    """Trains the scale and shift of the norm layers that `choose` picks, by SGD.
+C = TypeVar("C", bound=Config, covariant=True)
 
-    BatchNorms, if there are any, normalise by the batch at hand.
+
+class NormAffineAdapter(Adapter[C]):
+    """Trains the scale and shift of the norm layers that `choose` picks.
+
+    A method with an `SGDConfig` needs to write only its `objective`. BatchNorm layers, if there
+    are any, normalise with the statistics of the current batch.
     """
 
     def choose(self, norms: list[Norm]) -> list[Norm]:
-        """The layers that are trained, out of all."""
+        """The layers to train, out of all of them."""
         return norms
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
-        """What steps the parameters; None for a method that does it by itself."""
-        return self.config.sgd(parameters)
+        """What steps the parameters; None for a method that steps them itself."""
+        config = self.config
+        if not isinstance(config, SGDConfig):
+            raise TypeError(
+                f"{type(config).__name__} must extend SGDConfig, or {type(self).__name__} must "
+                "define make_optimizer()"
+            )
+        return config.sgd(parameters)
 
     def build(self, source: Source) -> None:
         """Train the norm layers."""
@@ -57,8 +68,8 @@ class NormAffineAdapter(Adapter):
         if not chosen:
             names = ", ".join(norm.name for norm in norms)
             raise ValueError(f"{self.method} excludes every norm layer of this model: {names}")
-        parameters = self.train(pair for norm in chosen for pair in norm.parameters())
+        parameters = self.make_trainable(pair for norm in chosen for pair in norm.parameters())
         for norm in norms:
             if norm.kind == "batch":
-                self._surgery.replace(norm.name, BatchStatNorm(norm.module))
+                self.surgery.replace(norm.name, BatchStatNorm(norm.module))
         self.optimizer = self.make_optimizer(parameters)

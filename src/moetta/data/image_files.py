@@ -1,7 +1,8 @@
-"""Image files that are decoded when they are asked for."""
+"""Image files that are decoded when they are needed."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -25,14 +27,14 @@ INCOMPLETE = "INCOMPLETE"  # `moetta corrupt` leaves a file of this name in fold
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Pictures in files, each decoded, made RGB and put into shape when it is asked for.
+    """Images in files, each decoded, converted to RGB and transformed when it is needed.
 
     Attributes:
         root: The folder that the files are in.
-        files: Their paths below it; bytes in one array, as a million path objects would be copied
+        files: Their paths below it, as bytes in one array: a million path objects would be copied
             into every worker.
-        transform: Turns an RGB picture into the one to show: a picture or a uint8 [3, H, W] tensor.
-        size: Width and height that every file must have; any by default.
+        transform: Turns an RGB image into the one to show: an image or a uint8 [3, H, W] tensor.
+        size: Width and height that every file must have; by default any.
     """
 
     root: Path
@@ -48,27 +50,38 @@ class ImageFiles:
         return self.root / os.fsdecode(self.files[i])
 
     def __getitem__(self, i: int, /) -> Tensor:
-        picture = read_rgb(self.path(i))
-        if self.size is not None and picture.size != self.size:
+        image = read_rgb(self.path(i))
+        if self.size is not None and image.size != self.size:
             # Not an unreadable file that a stream may skip: the data set is not what it should be.
             raise ValueError(
-                f"{self.path(i)} has {picture.width} x {picture.height} pixels, "
+                f"{self.path(i)} has {image.width} x {image.height} pixels, "
                 f"expected {self.size[0]} x {self.size[1]}"
             )
-        shown = picture if self.transform is None else self.transform(picture)
+        shown = image if self.transform is None else self.transform(image)
         return shown if isinstance(shown, Tensor) else pil_to_tensor(shown)
 
     def in_memory(self) -> Tensor:
-        """All pictures as one uint8 tensor [N, 3, H, W]; for data sets of small pictures."""
+        """All images as one uint8 tensor [N, 3, H, W]; for data sets of small images."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return torch.stack(list(pool.map(self.__getitem__, range(len(self)))))
 
+    def fingerprint(self) -> str:
+        """A hash of the files' names, sizes and times of change, and of the decoder's version.
+
+        It changes whenever the decoded images may have changed; no file is opened.
+        """
+        total = hashlib.blake2b(PIL.__version__.encode(), digest_size=16)
+        for name in self.files:
+            stat = os.stat(self.root / os.fsdecode(name))
+            total.update(name + f"\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        return total.hexdigest()
+
 
 def read_rgb(path: Path) -> Image.Image:
-    """A file's picture as 8-bit RGB.
+    """A file's image as 8-bit RGB.
 
     Raises:
-        UnreadableImage: If it cannot be decoded, or has pixels whose range nobody can know.
+        UnreadableImage: If it cannot be decoded, or the range of its pixels cannot be known.
     """
     try:
         with Image.open(path) as opened:
@@ -77,15 +90,15 @@ def read_rgb(path: Path) -> Image.Image:
         raise UnreadableImage(f"cannot read image {path}: {error}") from error
 
 
-def _as_rgb(picture: Image.Image) -> Image.Image:
+def _as_rgb(image: Image.Image) -> Image.Image:
     # Pillow's own conversion cuts the values of these modes off at 255: white, or black for floats.
-    if picture.mode.startswith("I;16"):
-        pixels = np.asarray(picture).astype(np.uint32)
-        picture = Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
-    elif picture.mode in ("I", "F"):
-        kind = "32-bit integers" if picture.mode == "I" else "floating-point numbers"
+    if image.mode.startswith("I;16"):
+        pixels = np.asarray(image).astype(np.uint32)
+        image = Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        kind = "32-bit integers" if image.mode == "I" else "floating-point numbers"
         raise ValueError(f"its pixels are {kind} of unknown range; convert it to 8 or 16 bits")
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
 def list_images(
@@ -111,8 +124,8 @@ def list_images(
     """
     if (folder / INCOMPLETE).exists():
         raise ValueError(
-            f"{folder} is incomplete: moetta corrupt was stopped there, or is still at work. Run "
-            f"it again to finish, or remove {folder / INCOMPLETE} to take the folder as it is."
+            f"{folder} is incomplete: moetta corrupt was stopped there, or is still running. Run "
+            f"it again to finish, or remove {folder / INCOMPLETE} to use the folder as it is."
         )
     found = make_dataset(
         str(folder), dict(classes), extensions=IMG_EXTENSIONS, allow_empty=allow_empty
@@ -127,8 +140,8 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
 
 
-def named(folder: Path, names: Iterable[str]) -> list[Path]:
-    """The subfolders of these lower-case names, whatever their own case, in that order."""
+def named_subfolders(folder: Path, names: Iterable[str]) -> list[Path]:
+    """The subfolders with these names, given in lower case and found in any case, in that order."""
     if not folder.is_dir():
         return []
     there = {name.lower(): folder / name for name in subfolders(folder)}
@@ -136,17 +149,17 @@ def named(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def contents(folder: Path) -> str:
-    """What is in a folder, in a few words, for an error that says what was found."""
+    """What is in a folder, in a few words, for error messages."""
     if not folder.exists():
         return "no such folder"
     if not folder.is_dir():
         return "a file, not a folder"
     folders = subfolders(folder)
     files = sorted(e.name for e in os.scandir(folder) if e.is_file())
-    said = [
+    found = [
         f"{len(x)} {what} ({_few(x)})" for what, x in (("folders", folders), ("files", files)) if x
     ]
-    return " and ".join(said) or "an empty folder"
+    return " and ".join(found) or "an empty folder"
 
 
 def _few(names: Sequence[str]) -> str:

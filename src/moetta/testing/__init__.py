@@ -1,0 +1,1 @@
+"""The trials that every method can be put through."""
