@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, ClassVar, Generic, Self
 
@@ -253,13 +253,13 @@ class Adapter(Generic[C]):
         tensor = next(self.model.parameters(), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
-    def gradients(self, loss: Tensor) -> list[Tensor] | None:
-        """Gradients of the trained parameters, or None if loss or gradient is not finite.
+    def gradients(self, loss: Tensor, others: Sequence[Tensor] = ()) -> list[Tensor] | None:
+        """Gradients of the trained parameters and of ``others``; None if one is not finite.
 
         Raises:
             ValueError: the loss depends on none of them. Nothing has changed then.
         """
-        parameters = list(self.trained.values())
+        parameters = [*self.trained.values(), *others]
         if not loss.requires_grad:
             raise ValueError(
                 "the model's logits carry no gradient to learn from: its forward pass runs under "

@@ -37,3 +37,9 @@ def reliability(entropies: Tensor, e0: float) -> Tensor:
 def log_classes(logits: Tensor) -> float:
     """Ln C, the largest entropy there is: thresholds are given as shares of it."""
     return math.log(logits.shape[-1])
+
+
+def symmetric_cross_entropy(left: Tensor, right: Tensor) -> Tensor:
+    """Half the cross-entropy of each prediction against the other, by sample [B]."""
+    a, b = left.float().log_softmax(-1), right.float().log_softmax(-1)
+    return -0.5 * (b.exp() * a + a.exp() * b).sum(-1)

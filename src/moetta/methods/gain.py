@@ -1,4 +1,4 @@
-"""GAIN: class means propose another answer, their expected gain decides how far to follow (2026)."""
+"""GAIN: class means propose an answer, their expected gain decides how far to follow (2026)."""
 
 from __future__ import annotations
 

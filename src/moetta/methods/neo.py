@@ -1,4 +1,4 @@
-"""NEO: subtract the running mean of the last features before the classifier (Murphy et al., 2026)."""
+"""NEO: subtract the running mean of the last features before the classifier (Murphy, 2026)."""
 
 from __future__ import annotations
 

@@ -229,9 +229,9 @@ class SPA(NormAffineAdapter[SPAConfig]):
     def _dropped(self, images: Tensor) -> Tensor:
         config = self.config
         pixels = images.float()
-        return drop_frequencies(
-            pixels, config.window, config.frequency_drop, self.generator()
-        ).to(images.dtype)
+        return drop_frequencies(pixels, config.window, config.frequency_drop, self.generator()).to(
+            images.dtype
+        )
 
     def _noisy(self, images: Tensor) -> Tensor:
         """Each patch mixed with noise, one draw for the whole batch, in the range of pixels."""
