@@ -18,10 +18,11 @@ import torch
 from moetta.data.embedded.compose import photographs
 from moetta.data.embedded.compositions import COUNTS, HARD_SEED
 from moetta.files import write_atomically
-from moetta.zoo.build import training_batches
-from moetta.zoo.recipes import RECIPES, ConvNeXtShape
-from moetta.zoo.shipped import assemble
-from moetta.zoo.training import Trainer, normalise
+from moetta.zoo.networks import ConvNeXtShape
+from moetta.zoo.recipes import RECIPES
+from moetta.zoo.shipped_models import assemble
+from moetta.zoo.train_and_measure import training_batches
+from moetta.zoo.trainer import Trainer, normalise
 
 TARGET = Path(__file__).parents[1] / "src" / "moetta" / "data" / "embedded" / "hard.json"
 JUDGE = replace(

@@ -8,7 +8,7 @@ from torch import nn
 
 from moetta.zoo.muon import Muon, is_matrix, orthogonalised
 from moetta.zoo.recipes import RECIPES
-from moetta.zoo.training import optimisers
+from moetta.zoo.trainer import optimisers
 
 
 @given(rows=st.integers(1, 24), columns=st.integers(1, 24), seed=st.integers(0, 2**16))

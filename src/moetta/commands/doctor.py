@@ -102,7 +102,7 @@ def _weights(name: str) -> Finding:
     topic = f"weights of {name}"
     if name not in zoo.available():
         return Finding(
-            topic, None, f"not here; moetta train-source {name} --help says how to make them"
+            topic, None, f"not here; moetta train-model {name} --help says how to make them"
         )
     try:
         zoo.load(name)

@@ -51,13 +51,16 @@ COMMANDS = {
         "moetta.commands.doctor", "Doctor", "doctor", "what this machine has, and a self-test"
     ),
     "corrupt": Command(
-        "moetta.data.corrupt_tree",
-        "CorruptOptions",
-        "corrupt_tree",
+        "moetta.commands.corrupt",
+        "Corrupt",
+        "corrupt",
         "write an ImageNet-C-style tree from a folder of images",
     ),
-    "train-source": Command(
-        "moetta.zoo", "TrainSource", "train", "train one of the shipped source models again"
+    "train-model": Command(
+        "moetta.commands.train_model",
+        "TrainModel",
+        "train_model",
+        "train one of the shipped models again",
     ),
 }
 

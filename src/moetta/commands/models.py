@@ -52,7 +52,7 @@ def _shipped(name: str) -> dict[str, Any]:
         "classes": recipe.classes,
         "input": recipe.shape.image,
         "clean_accuracy": accuracy.get("clean"),
-        "weights": "here" if here else "moetta train-source",
+        "weights": "here" if here else "moetta train-model",
     }
 
 

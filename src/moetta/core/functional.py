@@ -11,8 +11,8 @@ from torch import Tensor
 def entropy(logits: Tensor) -> Tensor:
     """Shannon entropy (natural log) of each row's softmax, in float32 or better.
 
-    >>> entropy(torch.zeros(1, 4)).item() == math.log(4)
-    True
+    >>> round(entropy(torch.zeros(1, 4)).exp().item(), 4)
+    4.0
     """
     log_p = (
         logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)

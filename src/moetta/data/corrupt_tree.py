@@ -1,4 +1,6 @@
-"""An ImageNet-C-style tree from any folder of images: parallel, resumable, no half-written file."""
+"""Writes an ImageNet-C-style tree from any folder of images: in parallel, resumable, atomic."""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -7,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -15,17 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import tyro
 from PIL import Image
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2.functional import center_crop, pil_to_tensor, resize
@@ -38,33 +30,37 @@ from moetta.files import write_atomically
 
 SETTINGS_FILE = ".moetta-corrupt.json"
 _LEFTOVER = re.compile(r"\..+\.JPEG\.\w+\.tmp")  # as write_atomically names them
-_LINE_EVERY = 10.0  # seconds between lines where there is no terminal
+
+Report = Callable[[int, int, str | None], None]
+"""Called after each image with the files done, the files in total, and why the image was skipped
+(None if it was not)."""
 
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """Write corrupted copies of the images in SRC to DST, laid out as ImageNet-C."""
+    """What to corrupt, how, and where to write it."""
 
-    src: tyro.conf.Positional[Path]
-    """Folder of images, usually one folder a class."""
-    dst: tyro.conf.Positional[Path]
+    src: Path
+    """Folder of images, usually with one folder per class."""
+    dst: Path
     """Where to write <corruption>/<severity>/<class>/<name>.JPEG; a stopped run continues there."""
     only: tuple[str, ...] = CLASSICAL
-    """Corruptions to write: the 15 of ImageNet-C unless named."""
+    """Corruptions to write; by default the 15 of ImageNet-C."""
     severity: tuple[int, ...] = (1, 2, 3, 4, 5)
     """Severities to write."""
     workers: int = 0
-    """Processes; 0 takes one a CPU core."""
+    """Processes; 0 means one per CPU core."""
     seed: int = 0
-    """Seed of the random draws, which further depend on the image's number and the corruption."""
+    """Seed of the random draws, which also depend on the image's number and the corruption."""
     size: int = 224
-    """Side of the centre crop (shorter side resized to 256/224 of it first); 0 keeps the size."""
+    """Side of the centre crop, after the shorter side is resized to 256/224 of it; 0 keeps the
+    size."""
     quality: int = 85
     """JPEG quality of the files."""
     frost_folder: Path | None = None
-    """Folder of ImageNet-C's six frost photographs; procedural ice without it."""
+    """Folder of ImageNet-C's six frost photographs; by default frost is procedural."""
     on_error: Literal["skip", "fail"] = "skip"
-    """Whether an unreadable image is named, counted and skipped, or ends the run."""
+    """What to do with an image that cannot be read: skip it (it is named and counted), or fail."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +89,23 @@ class _Result:
     problem: str | None = None
 
 
-def corrupt_tree(options: CorruptOptions, console: Console | None = None) -> CorruptSummary:
-    """Write the corrupted copies that `options.dst` does not hold yet.
+def corrupt_tree(options: CorruptOptions, report: Report | None = None) -> CorruptSummary:
+    """Write the corrupted copies that are not in `options.dst` yet.
 
-    An image's random draws come from its place in the sorted list of the source, so that any
-    number of workers and interruptions gives the same files. Run once at a time for one target.
-    Until a run ends, the folders that it writes to hold a file that says so, for which
-    `moetta.data` refuses them.
+    An image's random draws come from its place in the sorted list of images, so that any number of
+    workers and interruptions gives the same files. Do not run it twice at a time for one target.
+    Until it is done, the folders that it writes to hold a file that says so, and `moetta.data`
+    refuses to read them.
+
+    Args:
+        options: What to write, and how.
+        report: Called after each image.
 
     Raises:
-        ValueError: If an option is wrong, the target was made with other settings, or an image is
-            unreadable and `on_error` is "fail", or all are.
-        FileNotFoundError: If the source, or a frost photograph, is missing.
+        ValueError: If an option is wrong, the target was begun with other settings, or an image
+            cannot be read and `on_error` is "fail", or no image can be read.
+        FileNotFoundError: If the folder of images, or a frost photograph, is missing.
     """
-    console = console or Console(stderr=True)
     start = time.monotonic()
     once = tuple(dict.fromkeys(options.only)), tuple(dict.fromkeys(options.severity))
     options = replace(options, only=once[0], severity=once[1])
@@ -120,40 +119,33 @@ def corrupt_tree(options: CorruptOptions, console: Console | None = None) -> Cor
     tasks = [_Task(options, i, relative) for i, relative in enumerate(images)]
     written = present = 0
     unreadable: list[tuple[str, str]] = []
-    with _Meter(console, total=len(tasks) * len(folders)) as meter:
-        for result in _run(tasks, options.workers or os.cpu_count() or 1):
-            if result.problem is not None:
-                if options.on_error == "fail":
-                    raise ValueError(
-                        f"{result.problem}; repair or remove it, or let on_error be 'skip'"
-                    )
-                console.print(f"skipped: {result.problem}", markup=False, soft_wrap=True)
-                unreadable.append((result.relative, result.problem))
-            written += result.written
-            present += result.present
-            meter.advance(result.written + result.present)
+    for result in _run(tasks, options.workers or os.cpu_count() or 1):
+        if result.problem is not None:
+            if options.on_error == "fail":
+                raise ValueError(f"{result.problem}; repair or remove it, or set on_error to skip")
+            unreadable.append((result.relative, result.problem))
+        written += result.written
+        present += result.present
+        if report is not None:
+            report(written + present, len(tasks) * len(folders), result.problem)
     if len(unreadable) == len(images):
-        raise ValueError(f"none of the {len(images):,} images of {options.src} could be read")
+        raise ValueError(f"none of the {len(images):,} images in {options.src} could be read")
     for folder in folders:
         (folder / INCOMPLETE).unlink(missing_ok=True)
-    console.print(
-        f"{written} written, {present} already there, {len(unreadable)} images skipped",
-        highlight=False,
-    )
     return CorruptSummary(
         len(images), written, present, tuple(sorted(unreadable)), time.monotonic() - start
     )
 
 
 def find_images(src: Path) -> list[str]:
-    """The images under `src`, relative and sorted: folder by folder, as torchvision's ImageFolder.
+    """The images under `src` as relative paths, in the order of torchvision's ImageFolder.
 
     Raises:
         FileNotFoundError: If `src` is not a folder.
         ValueError: If it holds no image.
     """
     if not src.is_dir():
-        raise FileNotFoundError(f"{src} is not a folder: name one that holds images")
+        raise FileNotFoundError(f"{src} is not a folder; name one that holds images")
     found = []
     for root, folders, files in os.walk(src, followlinks=True):
         folders.sort()
@@ -164,31 +156,31 @@ def find_images(src: Path) -> list[str]:
             if Path(name).suffix.lower() in IMG_EXTENSIONS
         ]
     if not found:
-        raise ValueError(f"{src} holds no image ({', '.join(sorted(IMG_EXTENSIONS))})")
+        raise ValueError(f"{src} holds no images ({', '.join(sorted(IMG_EXTENSIONS))})")
     return found
 
 
 def _check(options: CorruptOptions) -> list[str]:
-    """Refuse what cannot work before anything is written; return the images."""
+    """Refuse wrong options before anything is written; return the images."""
     for name in options.only:
         check_name(name)
     if not options.only or not options.severity:
         raise ValueError("name at least one corruption and one severity")
     if bad := [s for s in options.severity if s not in (1, 2, 3, 4, 5)]:
-        raise ValueError(f"severity must be within 1 .. 5, got {bad}")
+        raise ValueError(f"severity must be 1 to 5, got {bad}")
     if options.size != 0 and options.size < MIN_SIDE:
         raise ValueError(
-            f"size must be at least {MIN_SIDE}, or 0 to keep the size, got {options.size}"
+            f"size must be at least {MIN_SIDE}, or 0 to keep each image's size, got {options.size}"
         )
     if not 1 <= options.quality <= 100:
-        raise ValueError(f"quality must be within 1 .. 100, got {options.quality}")
+        raise ValueError(f"quality must be 1 to 100, got {options.quality}")
     if options.workers < 0:
-        raise ValueError(f"workers must not be negative, got {options.workers}")
+        raise ValueError(f"workers must be at least 0, got {options.workers}")
     if options.frost_folder is not None:
         check_folder(options.frost_folder)
     src, dst = options.src.resolve(), options.dst.resolve()
     if dst == src or src in dst.parents:
-        raise ValueError(f"{options.dst} lies within {options.src}: choose a target outside it")
+        raise ValueError(f"{options.dst} is inside {options.src}; choose a target outside it")
     images = find_images(options.src)
     owner: dict[str, str] = {}
     for relative in images:
@@ -200,7 +192,7 @@ def _check(options: CorruptOptions) -> list[str]:
 
 
 def _claim(options: CorruptOptions, images: Sequence[str]) -> None:
-    """Record the settings in the target, or refuse a target that was made with others."""
+    """Record the settings in the target, or refuse a target that was begun with others."""
     wanted = {
         "seed": options.seed,
         "size": options.size,
@@ -214,15 +206,15 @@ def _claim(options: CorruptOptions, images: Sequence[str]) -> None:
         found = json.loads(path.read_text())
         if changed := [k for k in wanted if found.get(k) != wanted[k]]:
             raise ValueError(
-                f"{options.dst} was begun with other settings ({', '.join(changed)} differ): "
-                "use the same ones to continue, or choose another target"
+                f"{options.dst} was begun with other settings ({', '.join(changed)} differ); use "
+                "the same ones to continue, or choose another target"
             )
     else:
         write_atomically(path, json.dumps(wanted, indent=1).encode())
 
 
 def _begin(folder: Path) -> None:
-    """Mark a folder as incomplete, and clear what a killed run left half-written."""
+    """Mark a folder as incomplete, and remove half-written files of a killed run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INCOMPLETE).write_text("moetta corrupt has not finished here; run it again.\n")
     for path in folder.rglob(".*.tmp"):
@@ -231,12 +223,12 @@ def _begin(folder: Path) -> None:
 
 
 def _run(tasks: Sequence[_Task], workers: int) -> Iterator[_Result]:
-    """Do the tasks, in this process or in several; results come as they are ready."""
+    """Do the tasks in this process or in several, and yield results as they are ready."""
     workers = min(workers, len(tasks))
     if workers == 1:
         yield from map(_corrupt_image, tasks)
         return
-    # Not forked from here: a copy of a threaded torch can hang. A fork server imports torch once.
+    # A plain fork of a threaded torch can hang; a fork server imports torch once.
     ways = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
     context.set_forkserver_preload([__name__])
@@ -258,12 +250,12 @@ def _begin_worker() -> None:
             parent.join()
         os._exit(1)
 
-    # A parent that is killed cannot stop its workers: they watch it.
+    # A parent that is killed cannot stop its workers, so they watch it.
     threading.Thread(target=leave_with_parent, daemon=True).start()
 
 
 def _corrupt_image(task: _Task) -> _Result:
-    """Write what is missing of one image's copies."""
+    """Write those copies of one image that are missing."""
     options = task.options
     name = Path(task.relative).with_suffix(".JPEG")
     wanted = [
@@ -289,64 +281,20 @@ def _corrupt_image(task: _Task) -> _Result:
             frost_folder=options.frost_folder,
         )
         buffer = BytesIO()
-        picture = Image.fromarray(out[0].permute(1, 2, 0).contiguous().numpy())
-        picture.save(buffer, "JPEG", quality=options.quality, optimize=True)
+        copy = Image.fromarray(out[0].permute(1, 2, 0).contiguous().numpy())
+        copy.save(buffer, "JPEG", quality=options.quality, optimize=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, buffer.getvalue(), sync=False)
     return _Result(task.relative, written=len(wanted), present=present)
 
 
 def _load(path: Path, size: int) -> Tensor:
-    """uint8 [1, 3, H, W]: as ImageNet-C prepares it, or as it is for size 0."""
+    """An image as uint8 [1, 3, H, W], resized and cropped as in ImageNet-C unless size is 0."""
     image = read_rgb(path)
     if size:
         image = center_crop(resize(image, [round(size * 256 / 224)]), [size, size])
     if min(image.size) < MIN_SIDE:
         raise UnreadableImage(
-            f"{path} has {image.width} x {image.height} pixels, {MIN_SIDE} are the least"
+            f"{path} has {image.width} x {image.height} pixels, expected at least {MIN_SIDE}"
         )
     return pil_to_tensor(image)[None]
-
-
-class _Meter:
-    """A bar with the time left on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._done, self._start, self._last = 0, time.monotonic(), time.monotonic()
-        self._bar = Progress(
-            TextColumn("corrupting"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("elapsed"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> "_Meter":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, count: int) -> None:
-        """Count `count` more files as done."""
-        self._done += count
-        self._bar.advance(self._task, count)
-        now = time.monotonic()
-        finished = self._done >= self._total
-        due = self._done > 0 and now - self._last >= _LINE_EVERY
-        if not self._console.is_terminal and (finished or due):
-            self._last = now
-            left = (now - self._start) * (self._total - self._done) / self._done
-            self._console.print(
-                f"{self._done}/{self._total} files ({self._done / self._total:.0%}), "
-                f"about {left:.0f} s left",
-                markup=False,
-                highlight=False,
-            )

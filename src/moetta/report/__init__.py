@@ -67,8 +67,7 @@ def _write(report: Report, out: Path) -> None:
     for table in report.tables:
         for extension, form in FORMS.items():
             contents[f"{table.name}.{extension}"] = form(table).encode()
-    for picture in report.pictures:
-        contents |= {f"{picture.name}.{end}": data for end, data in picture.files.items()}
+    contents |= report.figures
     contents[MANIFEST] = json.dumps(sorted(contents), indent=1).encode()
     folder = files_beside(out)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ def to_html(table: Table, files: str = "") -> str:
         fields = [
             _html_entry(item, column) for item, column in zip(row, table.columns, strict=True)
         ]
-        name = escape(str(row[0].value))
+        # Long names may break between their parts, never within a word.
+        name = re.sub(r"([,_/])", r"\1<wbr>", escape(str(row[0].value)))
         body.append(f'<tr><th scope="row">{name}</th>{"".join(fields[1:])}</tr>')
     heat = any(item.heat is not None for row in table.rows for item in row)
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)

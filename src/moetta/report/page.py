@@ -9,11 +9,12 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from moetta.figures import look
 from moetta.report import contents
-from moetta.report.figures import STYLES, Picture, inline_svg, look
 from moetta.report.frames import Frames
 from moetta.report.headline import headline
 from moetta.report.html import to_html
+from moetta.report.pictures import Picture, inline_svg, picture_files
 from moetta.report.plots import by_domain, over_stream, pareto
 from moetta.report.routing import expert_pictures
 from moetta.results import Comparison, Group, Problem, Published, Table, slug
@@ -65,12 +66,12 @@ class Report:
     Attributes:
         html: The page.
         tables: All its tables.
-        pictures: All its pictures.
+        figures: The files of its figures, by name.
     """
 
     html: str
     tables: list[Table]
-    pictures: list[Picture]
+    figures: dict[str, bytes]
 
 
 def build(
@@ -102,15 +103,13 @@ def build(
     ]
     frames = Frames()
     with look():
-        sections = [
-            _section(c, p, frames, figures) for c, p in zip(comparisons, printed, strict=True)
-        ]
+        sections = [_section(c, p, frames) for c, p in zip(comparisons, printed, strict=True)]
     problems = [*problems, *frames.problems]
     body = []
     if overviews:
         tables = "".join(to_html(table, files) for table in overviews)
         body.append(f'<section><h2 id="overview">All streams</h2>{tables}</section>')
-    body += [_section_html(section, files) for section in sections]
+    body += [_section_html(section, files, figures) for section in sections]
     body.append(_cards(comparisons, printed))
     if problems:
         body.append(_problems(problems))
@@ -118,7 +117,7 @@ def build(
     forms = ", ".join(form.upper() for form in figures)
     html = PAGE.substitute(
         title=escape(title or _title(comparisons)),
-        style=_palette() + _asset("style.css"),
+        style=_asset("style.css"),
         script=_asset("script.js"),
         about=escape(_about(comparisons)),
         warnings=_warnings(comparisons, problems),
@@ -133,7 +132,10 @@ def build(
         ),
     )
     tables_made = overviews + [table for section in sections for table in section.tables]
-    drawn = [p for section in sections for p in (*section.pictures, *section.expert_pictures)]
+    drawn: dict[str, bytes] = {}
+    for section in sections:
+        for picture in (*section.pictures, *section.expert_pictures):
+            drawn |= picture_files(picture, figures)
     return Report(html, tables_made, drawn)
 
 
@@ -141,16 +143,7 @@ def _asset(name: str) -> str:
     return (resources.files("moetta.report") / name).read_text(encoding="utf-8")
 
 
-def _palette() -> str:
-    colors = "".join(
-        f"--c-{name}: light-dark({light}, {dark}); " for name, (light, dark, *_) in STYLES.items()
-    )
-    return f":root {{ {colors}}}\n"
-
-
-def _section(
-    comparison: Comparison, published: Published, frames: Frames, forms: Sequence[str]
-) -> Section:
+def _section(comparison: Comparison, published: Published, frames: Frames) -> Section:
     tables = [
         contents.accuracies(comparison, published),
         contents.beyond(comparison, published),
@@ -170,37 +163,43 @@ def _section(
     )
 
 
-def _section_html(section: Section, files: str) -> str:
+def _section_html(section: Section, files: str, forms: Sequence[str]) -> str:
     comparison = section.comparison
     main, *more = section.tables
     parts = [
         f'<section><h2 id="{slug(comparison.model, comparison.stream)}">',
         f"{escape(comparison.name)}</h2>",
         to_html(main, files),
-        _figures(section.pictures, files),
+        _figures(section.pictures, files, forms),
     ]
     if section.expert_pictures:
         parts.append("<h3>The experts</h3>")
-        parts.append(_figures(section.expert_pictures, files))
+        parts.append(_figures(section.expert_pictures, files, forms))
     parts += [to_html(table, files) for table in more]
     return "".join(parts) + "</section>"
 
 
-def _figures(pictures: Sequence[Picture], files: str) -> str:
+def _figures(pictures: Sequence[Picture], files: str, forms: Sequence[str]) -> str:
     if not pictures:
         return ""
-    return '<div class="figures">' + "".join(_figure(p, files) for p in pictures) + "</div>"
+    made = "".join(_figure(picture, files, forms) for picture in pictures)
+    return f'<div class="figures">{made}</div>'
 
 
-def _figure(picture: Picture, files: str) -> str:
+def _figure(picture: Picture, files: str, forms: Sequence[str]) -> str:
     links = " ".join(
-        f'<a href="{escape(files, quote=True)}/{picture.name}.{end}">{end.upper()}</a>'
-        for end in picture.files
+        f'<a href="{escape(files, quote=True)}/{picture.name}.{form}">{form.upper()}</a>'
+        for form in forms
     )
+    other = ""
+    if picture.other is not None:
+        inner = _figure(picture.other, files, forms)
+        other = f"<details><summary>{escape(picture.other.title)}</summary>{inner}</details>"
     return (
-        f'<figure id="{picture.name}"><h3>{escape(picture.title)}</h3>{inline_svg(picture)}'
+        f'<figure id="{picture.name}"><h3>{escape(picture.title)}</h3>'
+        f"{inline_svg(picture)}"
         f"<figcaption>{escape(picture.caption)}</figcaption>"
-        f'<p class="files">{links}</p></figure>'
+        f'<p class="files">{links}</p>{other}</figure>'
     )
 
 

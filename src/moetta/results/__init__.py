@@ -1,10 +1,10 @@
 """Results: runs on disk, groups of seeds, and the tables made from them. Imports no torch.
 
->>> from pathlib import Path
->>> from moetta.results import aggregate, load_runs
->>> runs, problems = load_runs([Path("runs")])  # doctest: +SKIP
->>> [(group.label, group.accuracy.mean) for group in aggregate(runs)]  # doctest: +SKIP
-[('Tent', 61.8), ('MoETTA', 64.2)]
+`load_runs` reads folders of runs, `aggregate` groups them by everything but the seed.
+
+>>> from moetta.results import Stat
+>>> Stat((61.0, 63.0)).mean
+62.0
 """
 
 from moetta.results.groups import (

@@ -1,24 +1,22 @@
-"""Small source models that come with the package: recipes, training, shipped weights, settings.
+"""Shipped models: small models that come with the package, with their recipes and tuned settings.
 
-```python
-model = moetta.zoo.load("digits-vit")
-adapter = moetta.adapt(model, "moetta", **moetta.zoo.tuned("digits-vit", "moetta"))
-```
+>>> import moetta
+>>> model = moetta.zoo.load("digits-vit")
+>>> adapter = moetta.adapt(model, "moetta", **moetta.zoo.tuned("digits-vit", "moetta"))
 """
 
-from moetta.zoo.build import TrainSource, train
 from moetta.zoo.recipes import RECIPES, Recipe, recipe
-from moetta.zoo.settings import tuned
-from moetta.zoo.shipped import available, card, load
+from moetta.zoo.shipped_models import available, card, load
+from moetta.zoo.train_and_measure import train_model
+from moetta.zoo.tuned_settings import tuned
 
 __all__ = [
     "RECIPES",
     "Recipe",
-    "TrainSource",
     "available",
     "card",
     "load",
     "recipe",
-    "train",
+    "train_model",
     "tuned",
 ]

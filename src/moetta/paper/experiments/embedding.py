@@ -9,12 +9,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from moetta import figures
 from moetta.bench.protocol import Prepared
 from moetta.bench.run_folder import CLEAN, write_frame
 from moetta.data import Domain
 from moetta.data.corruptions import CLASSICAL
 from moetta.nn.features import Features
-from moetta.paper.experiments import pictures
 from moetta.paper.experiments.domains import prepared, single
 from moetta.paper.experiments.setting import Experiment, Found, Setting, no_cells
 from moetta.paper.published import published
@@ -57,7 +57,9 @@ def _present(setting: Setting, _: Found, folder: Path) -> list[Table]:
     folder.mkdir(parents=True, exist_ok=True)
     write_frame(folder / "tsne.parquet", frame)
     masks = {name: (frame["data_set"] == name).to_numpy() for name in sets}
-    pictures.points(folder / "tsne", {name: places[mask] for name, mask in masks.items()})
+    figures.save(
+        figures.points({name: places[mask] for name, mask in masks.items()}), folder / "tsne"
+    )
     k = min(NEIGHBOURS, len(x) - 1)
     near = NearestNeighbors(n_neighbors=k + 1).fit(x).kneighbors(return_distance=False)[:, 1:]
     label = frame["data_set"].to_numpy()

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from moetta import figures
 from moetta.bench.cell import Cell
 from moetta.bench.meter import mean_cosine, pairwise_cosine
 from moetta.files import read_safetensors
-from moetta.paper.experiments import pictures
 from moetta.paper.experiments.setting import Experiment, Found, Setting
 from moetta.paper.published import published
 from moetta.results.tables import Column, Entry, Table, table
@@ -44,7 +44,8 @@ def _similarity(setting: Setting, found: Found, folder: Path) -> list[Table]:
         }
         mean = frame.group_by("step", maintain_order=True).agg(pl.col(column).mean())
         curves["mean"] = (mean["step"].to_list(), mean[column].to_list())
-        pictures.lines(folder / f"expert-{column}", curves, "batch", "mean pairwise cosine")
+        drawn = figures.lines(curves, "batch", "mean pairwise cosine", leaders=["mean"])
+        figures.save(drawn, folder / f"expert-{column}")
     steps = [f"batch {early}", f"batch {middle}", "end"]
     columns = [Column("layer")]
     columns += [Column(f"{what}, {step}") for what in ("weights", "biases") for step in steps]
@@ -74,7 +75,7 @@ def _heat(setting: Setting, found: Found, folder: Path) -> list[Table]:
             row += [Entry(mean_cosine(experts)), Entry(float(pairs.min()) if len(pairs) else None)]
         rows.append([*row, used])
     for kind, of_kind in maps.items():
-        pictures.heat_maps(folder / f"expert-{kind}-heatmaps", of_kind)
+        figures.save(figures.heat_maps(of_kind), folder / f"expert-{kind}-heatmaps")
     columns = [Column("layer")]
     columns += [Column(f"{k}, {what}") for k in ("weights", "biases") for what in ("mean", "least")]
     columns += [Column("experts used", digits=0)]

@@ -10,11 +10,11 @@ from rich.progress import track
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from moetta import figures
 from moetta.bench.meter import pairwise_cosine
 from moetta.bench.protocol import Prepared
 from moetta.data import Domain
 from moetta.files import read_safetensors, write_atomically
-from moetta.paper.experiments import pictures
 from moetta.paper.experiments.domains import prepared, single
 from moetta.paper.experiments.setting import Experiment, Found, Setting, no_cells
 from moetta.paper.published import published
@@ -55,7 +55,9 @@ def _present(setting: Setting, _: Found, folder: Path) -> list[Table]:
     cosines = pairwise_cosine(torch.stack(moved))
     names = [domain.name.removeprefix("c/") for domain in made.stream.domains]
     lower = cosines[torch.ones_like(cosines).tril(-1).bool()]
-    pictures.heat_map(folder / "gradient-cosine", cosines.tolist(), names, names, label="cosine")
+    figures.save(
+        figures.heat_map(cosines.tolist(), names, names, label="cosine"), folder / "gradient-cosine"
+    )
     off = (cosines.sum(1) - 1) / (len(names) - 1)
     rows = [
         [Entry(f"{i} {name}"), Entry(float(off[i])), *map(Entry, cosines[i].tolist())]

@@ -6,10 +6,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from moetta import figures
 from moetta.bench.cell import Cell, settings
 from moetta.bench.models import load_model
 from moetta.methods.moetta import indexed_norms
-from moetta.paper.experiments import pictures
 from moetta.paper.experiments.setting import (
     Experiment,
     Found,
@@ -117,7 +117,8 @@ def _sensitivity(setting: Setting, found: Found, folder: Path) -> list[Table]:
         rows.append([Entry(f"{experts} experts"), *entries])
     columns = [Column("MoETTA"), *(Column(f"lambda {b:g}", "%") for b in LAMBDAS)]
     names = [f"{e}" for e in EXPERTS], [f"{b:g}" for b in LAMBDAS]
-    pictures.heat_map(folder / "sensitivity", values, *names, "lambda", "experts", "accuracy %")
+    drawn = figures.heat_map(values, *names, x="lambda", y="experts", label="accuracy %")
+    figures.save(drawn, folder / "sensitivity")
     caption = f"Experts and balance weight, {setting.models[0]}, {setting.classical}"
     printed = f"The paper's figure: {published()['figures']['sensitivity']}."
     return [table("sensitivity", caption, columns, rows, [setting.ours, printed])]
@@ -161,7 +162,7 @@ def _partial(setting: Setting, found: Found, folder: Path) -> list[Table]:
             label, k = ("0..k frozen", end) if first == "0" else ("k..last frozen", first)
             curves[label][0].append(float(k))
             curves[label][1].append(ours.accuracy.mean)
-    pictures.lines(folder / "partial-replacement", curves, "k", "accuracy %")
+    figures.save(figures.lines(curves, "k", "accuracy %"), folder / "partial-replacement")
     columns = [Column("layers"), Column("accuracy", "%", best="high"), Column("vs all replaced")]
     caption = f"Which of the {layers} norm layers get experts, {setting.models[0]}"
     printed = f"The paper's figure: {published()['figures']['partial_replacement']}."

@@ -1,4 +1,4 @@
-"""The source models that come with the package: small networks with their weights and cards."""
+"""The shipped models: small networks that come with their weights and cards."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ _WEIGHTS = files("moetta.zoo").joinpath("weights")
 
 
 def _file(name: str, ending: str) -> Traversable:
-    recipe(name)  # a wrong name gets the list of the right ones
+    recipe(name)  # refuses a wrong name with the nearest right ones
     found = _WEIGHTS.joinpath(f"{name}.{ending}")
     if not found.is_file():
         raise FileNotFoundError(
-            f"this installation has no weights for {name}. Make them where they are looked for: "
-            f"moetta train-source {name} --out {_WEIGHTS}"
+            f"this installation has no weights for {name}; train the model into its place: "
+            f"moetta train-model {name} --out {_WEIGHTS}"
             + (" --data FOLDER_WITH_CIFAR10" if recipe(name).data == "cifar10" else "")
         )
     return found
 
 
 def available() -> list[str]:
-    """Names of the source models whose weights are here."""
+    """Names of the shipped models whose weights are installed."""
     return [n for n in RECIPES if _WEIGHTS.joinpath(f"{n}.safetensors").is_file()]
 
 
 def card(name: str) -> dict[str, Any]:
-    """How a model was made and how good it is: recipe, hash of its weights, accuracies."""
+    """How a model was trained and how good it is: recipe, hash of its weights, accuracies."""
     found: dict[str, Any] = json.loads(_file(name, "json").read_text())
     return found
 
 
 def load(name: str, device: str | torch.device = "cpu") -> nn.Module:
-    """A shipped source model, in eval mode.
+    """A shipped model, in eval mode.
 
     Its ``pretrained_cfg`` holds mean, std and input size, as timm's models do, so that streams can
     check the preprocessing.
 
     Raises:
-        ValueError: There is no such model, or its file is not the one its card describes.
+        ValueError: There is no such model, or its weights are not those that its card describes.
     """
     data = _file(name, "safetensors").read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != card(name)["sha256"]:
         raise ValueError(
-            f"the weights of {name} are damaged: sha256 {found}, not {card(name)['sha256']}; "
-            "install the package anew"
+            f"the weights of {name} are damaged: expected sha256 {card(name)['sha256']}, got "
+            f"{found}; reinstall the package"
         )
     return assemble(recipe(name), from_bytes(data)).to(device)
 
 
 def assemble(made_by: Recipe, weights: dict[str, torch.Tensor]) -> nn.Module:
     """The recipe's network with these weights, in float32 and eval mode."""
-    with torch.random.fork_rng(devices=[]):  # building draws initial weights; nobody should notice
+    with torch.random.fork_rng(devices=[]):  # initial weights must not move the global generator
         model = made_by.shape.build(made_by.classes)
     model.load_state_dict({key: value.float() for key, value in weights.items()})
     model.pretrained_cfg = preprocessing(made_by)  # type: ignore[assignment]
@@ -68,7 +68,7 @@ def assemble(made_by: Recipe, weights: dict[str, torch.Tensor]) -> nn.Module:
 
 
 def preprocessing(made_by: Recipe) -> dict[str, Any]:
-    """What the model expects of its pictures, in the words of timm's configs."""
+    """What the model expects of its images, in the form of timm's configs."""
     return {
         "architecture": made_by.name,
         "tag": "moetta",

@@ -1,80 +1,74 @@
-"""From a recipe to a weights file with its card: training, rounding, measuring."""
+"""From a recipe to a weights file and its card: trains, rounds to float16, measures."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from moetta.core.functional import entropy
 from moetta.data import embedded
+from moetta.data.catalogue import SMALL_SETS
 from moetta.data.corruptions import CLASSICAL, corrupt
-from moetta.data.datasets import cifar10
+from moetta.data.datasets import small_set
 from moetta.data.embedded.compose import photographs
 from moetta.data.image_files import ImageFiles
 from moetta.files import write_atomically
 from moetta.zoo.recipes import Recipe, recipe
-from moetta.zoo.shipped import assemble
-from moetta.zoo.training import Batches, Trainer, epochs, normalise
+from moetta.zoo.shipped_models import assemble
+from moetta.zoo.trainer import Batches, Report, Trainer, epochs, normalise
 
 
-@dataclass(frozen=True)
-class TrainSource:
-    """Train a small source model from its recipe, as the shipped ones were."""
+def train_model(
+    name: str,
+    out: Path,
+    *,
+    data: Path | None = None,
+    steps: int | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Trains a shipped model from its recipe, or resumes a training that was interrupted.
 
-    name: tyro.conf.Positional[str]
-    """digits-vit, digits-convnext, cifar-vit or cifar-convnext."""
-    out: Path = Path("sources")
-    """Folder for the weights, the card and, until they are done, the checkpoint."""
-    data: Path | None = None
-    """For CIFAR-10: the folder that holds it, as image files or as torchvision stores it."""
-    steps: int | None = None
-    """Fewer steps than the recipe's, to try it; the card says so."""
+    Writes ``<name>.safetensors`` and ``<name>.json``, its card, to the output folder. Each is
+    written atomically, the card last.
 
+    Args:
+        name: Which model.
+        out: Folder for the weights, the card and, until they are done, the checkpoint.
+        data: Folder of the training images, for models trained on CIFAR-10.
+        steps: Fewer steps than the recipe's, to try it out; the card says so.
+        report: Called after each step.
 
-def train(options: TrainSource, *, progress: bool = True) -> dict[str, Any]:
-    """Trains, or resumes a training that was interrupted; gives the card.
-
-    Writes ``<name>.safetensors`` and ``<name>.json`` to the output folder, each whole or not at
-    all, the card last.
+    Returns:
+        The card.
 
     Raises:
-        ValueError: No such recipe, no data folder where one is needed, or the output folder holds a
+        ValueError: There is no such recipe, a data folder is missing, or the output folder holds a
             checkpoint of another recipe.
-        OSError: The training or test images are not there, or one cannot be read.
+        OSError: Training or test images are missing, or one cannot be read.
     """
-    made_by = recipe(options.name)
-    if options.steps is not None:
-        if not 1 <= options.steps <= made_by.steps:
-            raise ValueError(f"steps must be 1 to {made_by.steps}, got {options.steps}")
-        made_by = replace(made_by, steps=options.steps)
-    if made_by.data == "cifar10":
-        # A fault there must not show after hours of training.
-        _photos(made_by, options.data, "test")
-    batches = training_batches(made_by, options.data)
-    options.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = options.out / f"{made_by.name}.checkpoint.safetensors"
+    made_by = recipe(name)
+    if steps is not None:
+        if not 1 <= steps <= made_by.steps:
+            raise ValueError(f"steps must be 1 to {made_by.steps}, got {steps}")
+        made_by = replace(made_by, steps=steps)
+    if made_by.data in SMALL_SETS:
+        _photos(made_by, data, "test")  # missing test images must not show after hours of training
+    batches = training_batches(made_by, data)
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = out / f"{made_by.name}.checkpoint.safetensors"
     trainer = Trainer(made_by)
     if checkpoint.exists():
         trainer.load(checkpoint)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), disable=not progress) as bar:
-        task = bar.add_task(made_by.name, total=made_by.steps, completed=trainer.step)
-
-        def report(step: int, loss: float) -> None:
-            bar.update(task, completed=step, description=f"{made_by.name} loss {loss:.3f}")
-
-        trainer.fit(batches, checkpoint, report)
-    found = finish(trainer, options.out, options.data)
+    trainer.fit(batches, checkpoint, report)
+    found = finish(trainer, out, data)
     checkpoint.unlink(missing_ok=True)
     return found
 
@@ -92,19 +86,20 @@ def training_batches(made_by: Recipe, data: Path | None) -> Batches:
 def _photos(
     made_by: Recipe, data: Path | None, split: Literal["train", "test"]
 ) -> tuple[Tensor, Tensor]:
-    """The images and labels of CIFAR-10."""
+    """The images and labels of a data set of small images."""
     if data is None:
-        raise ValueError(f"{made_by.name} is trained on CIFAR-10: name its folder with --data")
-    domain = cifar10(data, split)
+        title = SMALL_SETS[made_by.data].title
+        raise ValueError(f"{made_by.name} is trained on {title}: name its folder with --data")
+    domain = small_set(made_by.data, data, split)
     images = domain.images
-    if isinstance(images, ImageFiles):  # one cannot be read: reading them again says which
+    if isinstance(images, ImageFiles):  # one cannot be read; reading them again says which
         images = images.in_memory()
     assert isinstance(images, Tensor)
     return images, domain.labels
 
 
 def finish(trainer: Trainer, out: Path, data: Path | None = None) -> dict[str, Any]:
-    """Writes the averaged weights as float16, measures what was written, writes the card."""
+    """Writes the averaged weights as float16, and the card with the accuracy of just these."""
     made_by = trainer.recipe
     weights = {key: value.half().contiguous() for key, value in trainer.average.items()}
     raw = to_bytes(weights)
@@ -125,9 +120,9 @@ def finish(trainer: Trainer, out: Path, data: Path | None = None) -> dict[str, A
 
 
 def measure(model: nn.Module, made_by: Recipe, data: Path | None = None) -> dict[str, Any]:
-    """Accuracy in per cent: clean and under each corruption at severity 5, without adaptation.
+    """Accuracy in percent without adaptation: clean, and under each corruption at severity 5.
 
-    Entropy is given too, of right and of wrong predictions: methods that learn from confident
+    Also the entropy of right and of wrong predictions: methods that learn from confident
     predictions need the two to differ.
     """
     accuracy: dict[str, float] = {}
@@ -147,7 +142,7 @@ def measure(model: nn.Module, made_by: Recipe, data: Path | None = None) -> dict
 
 
 def _test_sets(made_by: Recipe, data: Path | None) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The clean test set, then each corruption of it (for CIFAR-10, of every fifth picture)."""
+    """The clean test set, then each corruption of it (for CIFAR-10, of every fifth image)."""
     if made_by.data == "digits":
         for name in ("clean", *embedded.domain_names(["c"])):
             domain = embedded.domain(name)

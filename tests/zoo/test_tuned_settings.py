@@ -12,5 +12,5 @@ def test_tuned_settings_are_fields_of_their_method():
         moetta.adapt(zoo.load(name), "moetta", **zoo.tuned(name, "moetta"))
     with pytest.raises(ValueError, match="did you mean 'tent'"):
         zoo.tuned("digits-vit", "tnet")
-    with pytest.raises(ValueError, match="no source model"):
+    with pytest.raises(ValueError, match="no shipped model"):
         zoo.tuned("nobody", "tent")

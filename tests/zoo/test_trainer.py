@@ -3,14 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 
-from moetta.data import UnreadableImage
-from moetta.data.catalogue import SMALL_SETS
-from moetta.zoo import TrainSource, train
-from moetta.zoo.build import training_batches
-from moetta.zoo.recipes import RECIPES, Augment, ViTShape
-from moetta.zoo.training import Trainer, augment, epochs, learning_rate
+from moetta.zoo.networks import ViTShape
+from moetta.zoo.recipes import RECIPES, Augment
+from moetta.zoo.train_and_measure import training_batches
+from moetta.zoo.trainer import Trainer, augment, epochs, learning_rate
 
 TINY = replace(
     RECIPES["digits-vit"],
@@ -83,7 +80,7 @@ def test_the_learning_rate_rises_then_falls_to_nothing():
     assert rates[-1] < 1e-3
 
 
-def test_every_epoch_shows_each_picture_once():
+def test_every_epoch_shows_each_image_once():
     images = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 3, 2, 2)
     batch = epochs(images, torch.arange(20), 5, seed=0)
     first, second = (torch.cat([batch(e * 4 + i)[1] for i in range(4)]) for e in range(2))
@@ -112,59 +109,3 @@ def test_flipping_alone_mirrors_about_half():
     kept = (out == images).flatten(1).all(1)
     assert (mirrored ^ kept).all()
     assert 70 < mirrored.sum() < 130
-
-
-def test_train_writes_weights_and_card_and_no_rest(tmp_path, monkeypatch):
-    monkeypatch.setitem(RECIPES, "digits-vit", TINY)
-    card = train(TrainSource("digits-vit", out=tmp_path, steps=2), progress=False)
-    names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == ["digits-vit.json", "digits-vit.safetensors"]
-    assert card["recipe"]["steps"] == 2
-    assert len(card["first_losses"]) == 2
-    assert set(card["accuracy"]) == {"clean", *card["entropy"]}
-    assert len(card["accuracy"]) == 16
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (TrainSource("resnet"), "no source model is called 'resnet'"),
-        (TrainSource("cifar-vit"), "--data"),
-        (TrainSource("digits-vit", steps=0), "steps must be 1 to"),
-    ],
-)
-def test_wrong_options_are_named_and_nothing_is_written(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        train(replace(options, out=tmp_path / "out"), progress=False)
-    assert not (tmp_path / "out").exists()
-
-
-class TestPhotos:
-    """Training on CIFAR-10, of which a folder here holds two pictures a class."""
-
-    @pytest.fixture
-    def folder(self, tmp_path, monkeypatch):
-        small = replace(SMALL_SETS["cifar10"], images={"train": 20, "test": 20})
-        monkeypatch.setitem(SMALL_SETS, "cifar10", small)
-        for place in (f"{s}/{c}" for s in ("train", "test") for c in small.classes):
-            (tmp_path / "photos" / place).mkdir(parents=True)
-            for i in range(2):
-                picture = Image.new("RGB", (32, 32), (100 * i, 50, 0))
-                picture.save(tmp_path / "photos" / place / f"{i}.png")
-        return tmp_path / "photos"
-
-    def refused(self, folder, error, message):
-        options = TrainSource("cifar-vit", out=folder / "out", data=folder, steps=1)
-        with pytest.raises(error, match=message):
-            train(options, progress=False)
-        assert not (folder / "out").exists()
-
-    def test_an_unreadable_picture_is_named(self, folder):
-        (folder / "train/ship/1.png").write_bytes(b"not an image")
-        self.refused(folder, UnreadableImage, r"train.ship.1\.png")
-
-    def test_the_test_set_is_opened_before_training(self, folder):
-        (folder / "test/cat/0.png").unlink()
-        self.refused(folder, ValueError, "expected 20 images.*found 19")
-        (folder / "test").rename(folder / "tests")
-        self.refused(folder, FileNotFoundError, "expected test/<class>")

@@ -1,7 +1,7 @@
-"""Training a source model from its recipe, reproducibly and resumably.
+"""Trains a model from its recipe, reproducibly and resumably.
 
-Every random draw of step ``t`` comes from a generator seeded with (recipe seed, t): a run that was
-killed and resumed sees exactly the batches, augmentations and dropped paths it would have seen.
+Every random draw of step ``t`` comes from a generator seeded with (recipe seed, t): a training that
+was killed and resumed sees the same batches, augmentations and dropped paths as one that was not.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Report = Callable[[int, float], None]
 
 
 def step_seed(seed: int, step: int) -> int:
-    """A seed for step ``step``; far from those of its neighbours and of other recipes' seeds."""
+    """A seed for a step, unlike those of its neighbours and of other recipes."""
     return (seed * 0x9E3779B1 + step * 0x85EBCA6B + 0x27D4EB2F) % 2**63
 
 
 def normalise(images: Tensor, recipe: Recipe) -> Tensor:
-    """Uint8 pixels to what the recipe's model takes."""
+    """Uint8 pixels to the input of the recipe's model."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
     return (images.float() / 255 - mean) / std
 
@@ -74,7 +74,7 @@ def augment(images: Tensor, recipe: Augment, generator: torch.Generator) -> Tens
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Linear warm-up, then a cosine to zero."""
+    """The learning rate of a step: linear warm-up, then a cosine to zero."""
     warm = max(1, round(recipe.warmup * recipe.steps))
     if step < warm:
         return recipe.lr * (step + 1) / warm
@@ -124,7 +124,7 @@ class Trainer:
         self.first_losses: list[float] = []
 
     def advance(self, batches: Batches) -> float:
-        """One optimiser step; gives its loss."""
+        """Takes one optimiser step and returns its loss."""
         recipe, seed = self.recipe, step_seed(self.recipe.seed, self.step)
         images, labels = batches(self.step)
         images = augment(images, recipe.augment, torch.Generator().manual_seed(seed))
@@ -163,11 +163,11 @@ class Trainer:
         write_atomically(path, to_bytes(tensors, meta))
 
     def load(self, path: Path) -> None:
-        """Resumes from a checkpoint of the same recipe; refuses any other."""
+        """Loads a checkpoint of the same recipe; refuses any other."""
         tensors, meta = read_safetensors(path)
         if meta.get("recipe") != repr(self.recipe):
             raise ValueError(
-                f"{path} was made by another recipe; remove it or choose another output"
+                f"{path} belongs to another recipe; remove it or choose another output folder"
             )
         self.step = int(meta["step"])
         self.first_losses = tensors.pop("first_losses").tolist()
@@ -186,7 +186,7 @@ class Trainer:
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
     def fit(self, batches: Batches, checkpoint: Path | None, report: Report | None = None) -> None:
-        """Runs to the recipe's last step, saving a checkpoint every minute."""
+        """Trains to the recipe's last step, saving a checkpoint every minute."""
         saved = time.monotonic()
         while self.step < self.recipe.steps:
             loss = self.advance(batches)
@@ -201,7 +201,7 @@ def epochs(images: Tensor, labels: Tensor, batch_size: int, seed: int) -> Batche
     """Batches of a data set in memory: each epoch a new permutation, short batches dropped."""
     per_epoch = len(images) // batch_size
     if per_epoch == 0:
-        raise ValueError(f"{len(images)} images do not fill a batch of {batch_size}")
+        raise ValueError(f"a batch needs {batch_size} images, got only {len(images)}")
     order: tuple[int, Tensor] = (-1, labels)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:

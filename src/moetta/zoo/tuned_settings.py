@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen on the validation streams, for each source model and method."""
+"""Hyper-parameters chosen on the validation streams, for each shipped model and method."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ def _table() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def tuned(model: str, method: str) -> dict[str, Any]:
-    """Fields for ``moetta.adapt(model, method, **fields)``; none where nothing was searched.
+    """Fields for ``moetta.adapt(model, method, **fields)``; empty if none were searched for.
 
     They were chosen by ``benchmarks/tune.py`` on the four extra corruptions, which no test stream
     contains.
+
+    >>> tuned("digits-vit", "noadapt")
+    {}
     """
     recipe(model)
     find(method)

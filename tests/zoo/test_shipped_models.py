@@ -13,8 +13,8 @@ from safetensors.torch import load as from_bytes
 from moetta import zoo
 from moetta.data import cifar10, embedded
 from moetta.data.preprocess import own_preprocess
-from moetta.zoo.build import training_batches
-from moetta.zoo.training import Trainer, normalise
+from moetta.zoo.train_and_measure import training_batches
+from moetta.zoo.trainer import Trainer, normalise
 
 WEIGHTS = files("moetta.zoo").joinpath("weights")
 NAMES = zoo.available()
@@ -111,15 +111,15 @@ def test_damaged_weights_are_refused(tmp_path, monkeypatch):
         if ending == "safetensors":
             data[-1] ^= 1
         (tmp_path / f"{name}.{ending}").write_bytes(data)
-    monkeypatch.setattr("moetta.zoo.shipped._WEIGHTS", tmp_path)
+    monkeypatch.setattr("moetta.zoo.shipped_models._WEIGHTS", tmp_path)
     with pytest.raises(ValueError, match="damaged"):
         zoo.load(name)
 
 
 def test_missing_weights_say_how_to_make_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("moetta.zoo.shipped._WEIGHTS", tmp_path)
+    monkeypatch.setattr("moetta.zoo.shipped_models._WEIGHTS", tmp_path)
     assert zoo.available() == []
-    with pytest.raises(FileNotFoundError, match=f"train-source digits-vit --out {tmp_path}$"):
+    with pytest.raises(FileNotFoundError, match=f"train-model digits-vit --out {tmp_path}$"):
         zoo.load("digits-vit")
     with pytest.raises(FileNotFoundError, match="--data FOLDER"):
         zoo.load("cifar-vit")

@@ -1,0 +1,420 @@
+"""The kinds of figures we draw: heat maps, lines, points and bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from moetta.figures.theme import (
+    FAINT,
+    INK,
+    PALETTE,
+    WIDTH,
+    canvas,
+    look,
+    shortened,
+    text_width,
+)
+
+LABEL = 7.5  # points: labels within the axes
+NAMES = 22  # characters of a name beside the axes
+Values = Sequence[Sequence[float | None]] | np.ndarray
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _styled(function: Callable[P, R]) -> Callable[P, R]:
+    """Runs a drawing function with our settings."""
+
+    @wraps(function)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
+        with look():
+            return function(*args, **kwargs)
+
+    return styled
+
+
+@_styled
+def heat_map(
+    values: Values,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    label: str = "",
+    x: str = "",
+    y: str = "",
+    colors: str = "cividis",
+    limits: tuple[float, float] | None = None,
+    form: str = ".2f",
+) -> Figure:
+    """A matrix in colours, with its numbers where they fit.
+
+    Args:
+        values: The matrix; None or NaN is left blank.
+        rows: Names of the rows, from the top.
+        columns: Names of the columns.
+        label: What the colours mean.
+        x: What the columns are.
+        y: What the rows are.
+        colors: A colour map of matplotlib.
+        limits: Values at the ends of the colour map; by default those of the matrix.
+        form: Format of the numbers.
+    """
+    matrix = np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)
+    tall = 0.21 if len(rows) <= 40 else 0.13
+    size = 7.5 if tall > 0.2 else 6
+    names = [shortened(name, NAMES) for name in rows]
+    heads = [shortened(name, NAMES) for name in columns]
+    left = 0.12 + max((text_width(name, size) for name in names), default=0) + (0.2 if y else 0)
+    room = (WIDTH - left) / max(len(heads), 1)
+    longest = max((text_width(head, 8) for head in heads), default=0)
+    turned = longest > room
+    top = 0.12 + (0.17 if x else 0) + (0.16 + 0.66 * longest if turned else 0.16)
+    # A turned name leans over the right edge.
+    right = min(1.2, max(0.12, 0.7 * longest - room / 2)) if turned else 0.12
+    height = tall * len(rows) + top + 0.62
+    figure = canvas(height, left=left, right=right, top=top, bottom=0.62)
+    axes = figure.subplots()
+    norm = _mesh(axes, matrix, colors, limits)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=size)
+    axes.set_xticks(
+        np.arange(len(columns)) + 0.5,
+        heads,
+        rotation=40 if turned else 0,
+        ha="left" if turned else "center",
+        rotation_mode="anchor" if turned else "default",
+        fontsize=8,
+    )
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set(xlabel=x, ylabel=y)
+    cell = (WIDTH - left - right) / max(len(columns), 1)
+    if tall > 0.2 and text_width(format(-10.0, form), 6.8) < cell + 0.05:
+        _numbers(axes, matrix, norm, colors, form)
+    _scale(figure, axes, norm, colors, label, height)
+    return figure
+
+
+def _mesh(
+    axes: Any, matrix: np.ndarray, colors: str, limits: tuple[float, float] | None
+) -> Normalize:
+    """Draw a matrix as coloured rectangles, the first row at the top."""
+    known = matrix[np.isfinite(matrix)]
+    low, high = limits or ((known.min(), known.max()) if known.size else (0.0, 1.0))
+    norm = Normalize(low, high if high > low else low + 1)
+    axes.pcolormesh(matrix, cmap=colors, norm=norm, edgecolors="none")
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return norm
+
+
+def _numbers(axes: Any, matrix: np.ndarray, norm: Normalize, colors: str, form: str) -> None:
+    shades = colormaps[colors](norm(matrix))
+    dark = shades[..., :3] @ np.array([0.299, 0.587, 0.114]) < 0.5
+    for (row, column), value in np.ndenumerate(matrix):
+        if np.isfinite(value):
+            axes.text(
+                column + 0.5,
+                row + 0.52,
+                format(value, form),
+                ha="center",
+                va="center_baseline",
+                fontsize=6.8,
+                color="#ffffff" if dark[row, column] else "#000000",
+            )
+
+
+def _scale(
+    figure: Figure, axes: Any, norm: Normalize, colors: str, label: str, height: float
+) -> None:
+    """The colour scale, below the axes."""
+    box = axes.get_position()
+    place = (box.x0 + 0.1 * box.width, 0.44 / height, 0.8 * box.width, 0.07 / height)
+    bar = figure.add_axes(place)
+    # A few dozen steps look smooth and keep the file small.
+    bar.pcolormesh(
+        np.linspace(norm.vmin or 0.0, norm.vmax or 1.0, 49),
+        [0, 1],
+        np.linspace(norm.vmin or 0.0, norm.vmax or 1.0, 48)[None],
+        cmap=colors,
+        norm=norm,
+        edgecolors="face",
+        linewidth=0.2,
+    )
+    bar.grid(visible=False)
+    bar.set_yticks([])
+    bar.spines[:].set_visible(False)
+    bar.xaxis.set_major_locator(MaxNLocator(6))
+    bar.set_xlabel(label, labelpad=1)
+
+
+@_styled
+def heat_maps(matrices: Mapping[str, np.ndarray], label: str = "cosine") -> Figure:
+    """Many square matrices with values from -1 to 1 side by side, on one colour scale."""
+    across = max(1, min(6, len(matrices)))
+    down = max(1, -(-len(matrices) // across))
+    width, height = 1.5 * across + 0.3, 1.75 * down + 0.75
+    figure = canvas(height, left=0.15, right=0.15, top=0.3, bottom=0.75, width=width)
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    norm = Normalize(-1, 1)
+    for axes, (name, matrix) in zip(grid, matrices.items(), strict=False):
+        _mesh(axes, np.asarray(matrix, dtype=float), "coolwarm", (-1, 1))
+        axes.set_title(shortened(name, NAMES), fontsize=7)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+    for axes in grid[len(matrices) :]:
+        axes.axis("off")
+    _scale(figure, grid[(down - 1) * across], norm, "coolwarm", label, height)
+    return figure
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A line of a figure.
+
+    Attributes:
+        label: Its name, written at its end; empty for none.
+        x: Where its points are.
+        y: Their values.
+        sd: Their standard deviations, drawn as a band.
+        color: Grey for a line in the background.
+        marker: Marks a few of its points, to be told apart without colour.
+        dash: "-", "--", ":" or "-.".
+        width: Width of the line.
+    """
+
+    label: str
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    sd: np.ndarray | None = None
+    color: str = FAINT
+    marker: str = ""
+    dash: str = "-"
+    width: float = 1.4
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it is drawn in the background."""
+        return self.color == FAINT
+
+
+def label_room(names: Sequence[str]) -> float:
+    """The margin that names at the ends of lines need, in inches."""
+    widest = max((text_width(shortened(name, NAMES), LABEL) for name in names), default=0)
+    return 0.2 + widest
+
+
+def draw_lines(axes: Any, curves: Sequence[Curve]) -> None:
+    """Draw lines, each with its name at its end instead of a legend."""
+    for curve in curves:
+        x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
+        axes.plot(
+            x,
+            y,
+            color=curve.color,
+            linestyle=curve.dash,
+            linewidth=0.7 if curve.quiet else curve.width,
+            marker=curve.marker or None,
+            markersize=4,
+            markevery=max(1, len(x) // 8),
+            zorder=1 if curve.quiet else 3,
+        )
+        if curve.sd is not None and np.isfinite(curve.sd).any():
+            axes.fill_between(
+                x, y - curve.sd, y + curve.sd, color=curve.color, alpha=0.15, linewidth=0, zorder=2
+            )
+    _end_labels(axes, [curve for curve in curves if curve.label])
+
+
+def _end_labels(axes: Any, curves: Sequence[Curve]) -> None:
+    """Write names beside the ends of lines, moved apart so that they do not overlap."""
+    ends = []
+    for curve in curves:
+        known = np.flatnonzero(np.isfinite(np.asarray(curve.y, dtype=float)))
+        if known.size:
+            ends.append((float(curve.y[known[-1]]), curve))
+    if not ends:
+        return
+    ends.sort(key=lambda end: end[0])
+    figure = axes.get_figure()
+    tall = axes.get_position().height * figure.get_figheight() * 72  # points
+    low, high = axes.get_ylim()
+    gap = 1.18 * LABEL
+    wanted = [tall * (value - low) / (high - low) for value, _ in ends]
+    places = _spread(wanted, gap, -gap, max(tall + gap, gap * len(ends) - gap))
+    for (value, curve), place in zip(ends, places, strict=True):
+        axes.annotate(
+            shortened(curve.label, NAMES),
+            (1, (value - low) / (high - low)),
+            xytext=(1 + 7 / (axes.get_position().width * figure.get_figwidth() * 72), place / tall),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            va="center",
+            fontsize=LABEL,
+            color=INK if curve.quiet else curve.color,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": curve.color,
+                "linewidth": 0.6,
+                "shrinkA": 0,
+                "shrinkB": 0,
+            },
+            annotation_clip=False,
+        )
+
+
+def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Sorted places moved as little as possible so that all are a gap apart."""
+    places = list(wanted)
+    for _ in range(60):
+        moved = False
+        for i in range(1, len(places)):
+            short = gap - (places[i] - places[i - 1])
+            if short > 1e-6:
+                places[i - 1] -= short / 2
+                places[i] += short / 2
+                moved = True
+        if not moved:
+            break
+    for i in range(len(places)):  # within the bounds, from below and then from above
+        places[i] = max(places[i], low + i * gap)
+    for i in range(len(places)):
+        places[-1 - i] = min(places[-1 - i], high - i * gap)
+    return places
+
+
+def count_axis(axes: Any, label: str) -> None:
+    """An x axis that counts something."""
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+@_styled
+def lines(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x: str,
+    y: str,
+    leaders: Collection[str] | None = None,
+) -> Figure:
+    """Several named lines.
+
+    Args:
+        curves: The points of each line.
+        x: What the x axis shows.
+        y: What the y axis shows.
+        leaders: The lines drawn in colour and named; by default as many as there are colours.
+    """
+    named = list(leaders if leaders is not None else list(curves)[: len(PALETTE)])
+    figure = canvas(2.9, right=label_room(named), width=WIDTH + 0.8)
+    axes = figure.subplots()
+    made = [Curve("", *points) for name, points in curves.items() if name not in named]
+    for place, name in enumerate(name for name in named if name in curves):
+        color, marker = PALETTE[place % len(PALETTE)]
+        made.append(Curve(name, *curves[name], color=color, marker=marker))
+    axes.set(xlabel=x, ylabel=y)
+    draw_lines(axes, made)
+    return figure
+
+
+@_styled
+def points(places: Mapping[str, np.ndarray]) -> Figure:
+    """Named clouds of points [n, 2] in a plane whose axes mean nothing."""
+    rows = -(-len(places) // 3)
+    figure = canvas(4.6 + 0.2 * rows, left=0.1, right=0.1, top=0.1, bottom=0.15 + 0.2 * rows)
+    axes = figure.subplots()
+    for place, (name, xy) in enumerate(places.items()):
+        color = PALETTE[place % len(PALETTE)][0]
+        axes.scatter(xy[:, 0], xy[:, 1], s=4, alpha=0.6, label=name, color=color, linewidths=0)
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    figure.legend(loc="lower center", ncols=3, markerscale=3)
+    return figure
+
+
+@_styled
+def bars(values: Sequence[float] | np.ndarray, names: Sequence[str], y: str, color: str) -> Figure:
+    """One bar per name."""
+    figure = canvas(2.5, bottom=0.3 + _names_room(names))
+    axes = figure.subplots()
+    axes.bar(np.arange(len(values)), values, color=color, width=0.75)
+    axes.set_ylabel(y)
+    axes.set_ylim(0, max(0.05, float(np.max(values)) * 1.1))
+    axes.grid(visible=False, axis="x")
+    name_axis(axes, names)
+    return figure
+
+
+def _names_room(names: Sequence[str]) -> float:
+    return 0.7 * max((text_width(_tail(name), 7) for name in names), default=0)
+
+
+def name_axis(axes: Any, names: Sequence[str]) -> None:
+    """An x axis of names: as many as can be read."""
+    step = max(1, -(-len(names) // 14))
+    shown = range(0, len(names), step)
+    axes.set_xticks(
+        list(shown),
+        [_tail(names[place]) for place in shown],
+        rotation=45,
+        ha="right",
+        rotation_mode="anchor",
+        fontsize=7,
+    )
+
+
+def _tail(name: str) -> str:
+    return name if len(name) <= 16 else f"…{name[-15:]}"
+
+
+def label_points(axes: Any, spots: Sequence[tuple[str, float, float]]) -> None:
+    """Name points where the name covers no other name or point; skip names that do not fit.
+
+    The limits of the axes must be final.
+    """
+    figure = axes.get_figure()
+    wide, tall = figure.get_figwidth() * 72, figure.get_figheight() * 72
+    box = axes.get_position()
+    frame = (box.x0 * wide, box.y0 * tall, box.x1 * wide, box.y1 * tall)
+    scale = 72 / figure.dpi
+    placed: list[tuple[float, float, float, float]] = []
+    dots = [axes.transData.transform((x, y)) * scale for _, x, y in spots]
+    for dot in dots:
+        placed.append((dot[0] - 3, dot[1] - 3, dot[0] + 3, dot[1] + 3))
+    for (name, x, y), dot in zip(spots, dots, strict=True):
+        text = shortened(name, NAMES)
+        width = text_width(text, LABEL) * 72
+        for dx, dy, side in (
+            (7, 0, "left"), (7, -9, "left"), (7, 9, "left"), (-7, 0, "right"), (-7, -9, "right"),
+            (-7, 9, "right"), (0, 10, "center"), (0, -10, "center"), (7, 17, "left"),
+            (7, -17, "left"), (-7, 17, "right"), (-7, -17, "right"),
+        ):  # fmt: skip
+            start = dot[0] + dx - {"left": 0, "right": width, "center": width / 2}[side]
+            middle = dot[1] + dy
+            spot = (start, middle - 0.6 * LABEL, start + width, middle + 0.6 * LABEL)
+            inside = (
+                frame[0] <= spot[0]
+                and spot[2] <= frame[2] + 8
+                and frame[1] <= spot[1]
+                and spot[3] <= frame[3] + 6
+            )
+            if inside and not any(_overlap(spot, other) for other in placed):
+                axes.annotate(
+                    text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side,
+                    va="center", fontsize=LABEL, color=INK,
+                )  # fmt: skip
+                placed.append(spot)
+                break
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -1,0 +1,137 @@
+"""How all figures look: fonts, colours, and the size of the page they are drawn on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+WIDTH = 4.6  # inches: the labels stay legible at a phone's width
+INK, GRID, FAINT = "#23272e", "#dfe2e6", "#a9aeb6"
+
+# Colours and markers that can be told apart, also without the colours.
+PALETTE: tuple[tuple[str, str], ...] = (
+    ("#0b5cad", "o"),
+    ("#c2560c", "X"),
+    ("#0e7c5b", "^"),
+    ("#b8327d", "s"),
+    ("#7a46b8", "P"),
+    ("#8a6a00", "D"),
+    ("#0a7f96", "v"),
+    ("#8c3b2a", "p"),
+)
+LIGHT_PAPER, DARK_PAPER = "#ffffff", "#14171c"
+CONTRAST = 3.0  # what WCAG asks of graphics
+
+LOOK: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
+    "svg.hashsalt": "moetta",  # the same figure gives the same bytes
+    "pdf.fonttype": 42,
+}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw with our settings; the caller's are restored afterwards."""
+    with matplotlib.rc_context(LOOK):
+        yield
+
+
+def canvas(
+    height: float,
+    *,
+    left: float = 0.62,
+    right: float = 0.15,
+    top: float = 0.15,
+    bottom: float = 0.5,
+    width: float = WIDTH,
+) -> Figure:
+    """An empty figure with margins in inches.
+
+    Fixed margins, because a layout engine that measures every text takes most of the time.
+    """
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(
+        left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height
+    )
+    return figure
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is, in inches.
+
+    Generous, since the reader's font may be wider than ours.
+    """
+    return len(text) * size * 0.6 / 72
+
+
+def shortened(text: str, most: int) -> str:
+    """A text cut to a number of characters."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def on_light(color: str) -> str:
+    """A colour darkened, if need be, until it stands out from white.
+
+    >>> on_light("#0b5cad"), contrast(on_light("#ffe119"), LIGHT_PAPER) >= CONTRAST
+    ('#0b5cad', True)
+    """
+    return _moved(color, "#000000", LIGHT_PAPER, CONTRAST)
+
+
+def on_dark(color: str) -> str:
+    """A colour lightened until it stands out from a dark page."""
+    # Beyond the bare minimum: thin lines in dark colours are hard to see.
+    return _moved(color, "#ffffff", DARK_PAPER, 2 * CONTRAST)
+
+
+def _moved(color: str, towards: str, paper: str, needed: float) -> str:
+    start, end = _channels(color), _channels(towards)
+    for step in range(21):
+        mixed = [round(a + (b - a) * step / 20) for a, b in zip(start, end, strict=True)]
+        found = "#" + "".join(f"{value:02x}" for value in mixed)
+        if contrast(found, paper) >= needed:
+            break
+    return found
+
+
+def contrast(a: str, b: str) -> float:
+    """The contrast ratio of two colours, from 1 to 21."""
+    low, high = sorted((_luminance(a), _luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def _luminance(color: str) -> float:
+    parts = [value / 255 for value in _channels(color)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

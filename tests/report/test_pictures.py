@@ -1,0 +1,133 @@
+"""Who is drawn in colour, how, and what a gain along the stream is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from moetta.figures.theme import DARK_PAPER, FAINT, LIGHT_PAPER, contrast
+from moetta.report.curves import courses
+from moetta.report.frames import Frames
+from moetta.report.pictures import inline_svg, leaders, styles
+from moetta.report.plots import over_stream, pareto
+from moetta.results import Comparison, compare, load_runs
+from report.synthetic_results import hundred_runs, nine_methods, write_run
+
+
+def compared(root: Path) -> list[Comparison]:
+    runs, _ = load_runs([root])
+    return compare(runs)
+
+
+def test_leaders_are_the_best_the_source_model_and_methods_before_variants(tmp_path: Path) -> None:
+    *_, many = compared(hundred_runs(tmp_path))
+    assert len(many.groups) == 57
+    found = leaders(many.groups)
+    assert [(g.method, bool(g.variant)) for g in found if g.variant] == []
+    assert {"noadapt", "moetta", "mgtta"} <= {g.method for g in found}
+    assert len(found) == 6
+    assert found[0] is many.groups[0]
+
+
+def restyled(root: Path, method: str, drawn: object) -> None:
+    card = write_run(root, method, steps=20) / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "drawn": drawn}))
+
+
+def test_a_method_is_drawn_as_its_card_says_and_others_from_the_palette(tmp_path: Path) -> None:
+    restyled(tmp_path, "tent", {"color": "#ffe119", "marker": "h"})  # too pale for white paper
+    restyled(tmp_path, "eata", {"light": "#0e7c5b", "dark": "#3ecf9c", "marker": "^", "dash": "--"})
+    restyled(tmp_path, "sar", {"color": "no colour"})
+    restyled(tmp_path, "deyo", None)
+    (comparison,) = compared(tmp_path)
+    found = styles(comparison.groups)
+    assert found["Tent"].marker == "h"
+    assert (found["EATA"].color, found["EATA"].dark) == ("#0e7c5b", "#3ecf9c")
+    assert found["EATA"].dash == "--"
+    assert len({style.color for style in found.values()}) == 4
+    for style in found.values():
+        assert contrast(style.color, LIGHT_PAPER) >= 3
+        assert contrast(style.dark, DARK_PAPER) >= 3
+
+
+def test_with_more_groups_than_colours_the_rest_is_grey(tmp_path: Path) -> None:
+    for number in range(12):
+        write_run(tmp_path, f"m{number}", steps=20)
+    (comparison,) = compared(tmp_path)
+    colors = [style.color for style in styles(comparison.groups).values()]
+    assert colors.count(FAINT) == 4
+    picture = over_stream(comparison, Frames())
+    assert picture is not None
+    assert "The other 6 are grey." in picture.caption
+    named = picture.svg.decode()
+    leading = [group.label for group in leaders(comparison.groups)]
+    for group in comparison.groups:
+        assert (f">{group.label}<" in named) == (group.label in leading)
+
+
+def rewritten(folder: Path, **columns: pl.Series | None) -> None:
+    path = folder / "steps.parquet"
+    frame = pl.read_parquet(path)
+    for name, values in columns.items():
+        frame = frame.drop(name) if values is None else frame.with_columns(values.alias(name))
+    frame.write_parquet(path)
+
+
+def test_gain_is_taken_on_the_batches_that_both_have_seen(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "tent", steps=8, batch_size=10)
+    right = pl.Series([5, 6, 7, 8, 9, 9, 9, 9])
+    theirs = pl.Series([5, None, 5, None, 5, None, 5, None], dtype=pl.Int64)
+    rewritten(folder, correct=right, correct_noadapt=theirs)
+    (comparison,) = compared(tmp_path)
+    course = courses(comparison, Frames())["Tent"]
+    assert course.sd is None
+    assert course.mean.images[-1] == 80
+    # Batches 0, 2, 4 and 6: 0, 2, 4 and 4 more right answers of 40.
+    assert course.mean.so_far[-1] == pytest.approx(100 * 10 / 40)
+    assert course.mean.accuracy[-1] == pytest.approx(90)
+
+
+def test_gain_comes_from_the_source_models_own_run_where_the_steps_lack_it(tmp_path: Path) -> None:
+    adapted = write_run(tmp_path, "tent", steps=8, batch_size=10)
+    alone = write_run(tmp_path, "noadapt", steps=8, batch_size=10)
+    rewritten(adapted, correct=pl.Series([6] * 8), correct_noadapt=None)
+    rewritten(alone, correct=pl.Series([4] * 8))
+    (comparison,) = compared(tmp_path)
+    found = courses(comparison, Frames())
+    assert np.allclose(found["Tent"].mean.gain, 20)
+    assert np.allclose(found["No adaptation"].mean.gain, 0)
+
+
+def test_seeds_give_a_mean_and_a_spread(tmp_path: Path) -> None:
+    for seed, right in ((1, 6), (2, 8)):
+        folder = write_run(tmp_path, "tent", seed, steps=8, batch_size=10)
+        rewritten(folder, correct=pl.Series([right] * 8), correct_noadapt=pl.Series([5] * 8))
+    (comparison,) = compared(tmp_path)
+    course = courses(comparison, Frames())["Tent"]
+    assert np.allclose(course.mean.gain, 20)
+    assert course.sd is not None
+    assert np.allclose(course.sd.gain, 200**0.5)
+
+
+def test_the_accuracy_itself_is_the_other_view(tmp_path: Path) -> None:
+    (comparison,) = compared(nine_methods(tmp_path, (42,), steps=40))
+    picture = over_stream(comparison, Frames())
+    assert picture is not None
+    assert picture.title == "Gain over the stream"
+    assert picture.other is not None
+    assert picture.other.title == "Accuracy over the stream"
+    assert "MoETTA +" in picture.alt
+
+
+def test_inline_svg_follows_the_theme(tmp_path: Path) -> None:
+    (comparison,) = compared(nine_methods(tmp_path, (42,), steps=20))
+    picture = pareto(comparison)
+    assert picture is not None
+    text = inline_svg(picture)
+    assert "light-dark(#0b5cad, " in text
+    assert "currentColor" in text
+    assert text.count("<title") == 1
