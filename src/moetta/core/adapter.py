@@ -137,7 +137,9 @@ class Adapter(Generic[C]):
         if skipped is None:
             self.running.update(found.running)
             self.after_step(found)
-            if found.losses:
+            if found.backwards is not None:
+                step.backwards = found.backwards
+            elif found.losses:
                 step.backwards = size if found.selected is None else int(found.selected.sum())
         return step
 
