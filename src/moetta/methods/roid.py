@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moetta.core.adapter import Source
-from moetta.core.config import positive, share
+from moetta.core.config import positive, require, share
 from moetta.core.functional import entropy, symmetric_cross_entropy
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
@@ -58,6 +58,10 @@ class ROIDConfig(PixelConfig, SGDConfig):
         super().__post_init__()
         positive(self, "temperature")
         share(self, "decay", "pull")
+        require(
+            self.prior == "off" or not isinstance(self.reset, str),
+            f'reset={self.reset!r} reads the answers that roid corrects; set prior="off" too',
+        )
 
 
 def soft_likelihood_ratio(probabilities: Tensor) -> Tensor:
