@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moetta import zoo
-from moetta.bench.cell import Cell, grid, parse_overrides, settings
+from moetta.bench.cell import Cell, parse_overrides, resolve_config
+from moetta.bench.grid import make_grid
 from moetta.paper.published import PAPER_MODELS
 
 CELL = Cell("moetta", "classical", "digits-vit")
@@ -17,33 +18,33 @@ VIT = next(iter(PAPER_MODELS))
 
 def test_shipped_models_start_from_what_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moetta.bench.cell.tuned", lambda model, method: {"lr": 0.123})
-    name, config = settings(CELL)
+    name, config = resolve_config(CELL)
     assert (name, config.lr) == ("tuned", 0.123)  # type: ignore[attr-defined]
-    name, config = settings(replace(CELL, overrides=(("lr", 0.5),)))
+    name, config = resolve_config(replace(CELL, overrides=(("lr", 0.5),)))
     assert config.lr == 0.5  # type: ignore[attr-defined]
-    name, config = settings(replace(CELL, preset="released"))
+    name, config = resolve_config(replace(CELL, preset="released"))
     assert (name, config.lr) == ("released", 1e-3)  # type: ignore[attr-defined]
 
 
 def test_paper_models_start_from_the_paper(tmp_path: Path) -> None:
     cell = replace(CELL, model=VIT, data=str(tmp_path))
-    name, config = settings(cell)
+    name, config = resolve_config(cell)
     assert (name, config.experts, config.balance) == ("paper", 9, 0.2)  # type: ignore[attr-defined]
     for stream in ("potpourri", "potpourri+"):
-        name, config = settings(replace(cell, stream=stream))
+        name, config = resolve_config(replace(cell, stream=stream))
         assert name == "potpourri"
         assert (config.experts, config.balance) == (11, 0.5)  # type: ignore[attr-defined]
 
 
 def test_the_seed_is_the_methods_too() -> None:
-    assert settings(replace(CELL, seed=7))[1].seed == 7
-    assert settings(replace(CELL, seed=7, overrides=(("seed", 3),)))[1].seed == 3
+    assert resolve_config(replace(CELL, seed=7))[1].seed == 7
+    assert resolve_config(replace(CELL, seed=7, overrides=(("seed", 3),)))[1].seed == 3
 
 
 def test_every_tuned_setting_is_valid() -> None:
     for model in zoo.RECIPES:
         for method in ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta"):
-            settings(Cell(method, "classical", model))
+            resolve_config(Cell(method, "classical", model))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_missing_data_says_what_to_download_and_where_it_goes() -> None:
 
 
 def test_a_number_may_stand_for_a_text() -> None:
-    config = settings(replace(CELL, overrides=parse_overrides(["frozen=5"])))[1]
+    config = resolve_config(replace(CELL, overrides=parse_overrides(["frozen=5"])))[1]
     assert config.frozen == "5"  # type: ignore[attr-defined]
 
 
@@ -107,9 +108,9 @@ def test_overrides() -> None:
 
 
 def test_a_grid_is_the_product() -> None:
-    cells = grid(method=["tent", "sar"], seed=[1, 2, 3], stream="classical", model="m")
+    cells = make_grid(method=["tent", "sar"], seed=[1, 2, 3], stream="classical", model="m")
     assert [(c.method, c.seed) for c in cells] == [
         (m, s) for m in ("tent", "sar") for s in (1, 2, 3)
     ]
     with pytest.raises(ValueError, match="did you mean 'method'"):
-        grid(methods=["tent"])
+        make_grid(methods=["tent"])

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import vit
 
-from moetta.bench.models import load_model
+from moetta.bench.models import forget_models, load_model
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    load_model.cache_clear()
+    forget_models()
 
 
 def test_own_function() -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from PIL import Image
 from polars.testing import assert_frame_equal
 from safetensors.torch import load_file
 
 from moetta.bench import Cell, run_grid
 from moetta.bench.cell_run import run_cell
-from moetta.commands.display import Display
+from moetta.data import image_folder
 
 CELL = Cell("moetta", "classical", "tiny_models:vit", limit=256, batch_size=16, threads=1)
 TIMES = ("seconds", "seconds_noadapt")
@@ -56,15 +57,15 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def test_a_run_in_progress_is_left_to_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moetta.bench.cell_run.LOCK_SECONDS", 0.5)
+    monkeypatch.setattr("moetta.bench.lock.LOCK_SECONDS", 0.5)
     cell = replace(CELL, limit=64)
     first = run_cell(cell, tmp_path)
     next(first)
     with pytest.raises(BlockingIOError, match="another command is running this cell"):
         next(run_cell(cell, tmp_path))
-    assert "waiting up to" in capsys.readouterr().err
+    assert "waiting up to" in caplog.text
     first.close()  # as a stopped command does; the lock goes with it
     folder = finish(cell, tmp_path)
     assert not (folder / "lock").exists()
@@ -103,7 +104,8 @@ for news in run_cell(CELL, Path(sys.argv[1]), checkpoint_seconds=0.0):
 def test_killed(tmp_path: Path) -> None:
     """SIGKILL right after a batch whose checkpoint is on disk; then in the middle of one."""
     whole = finish(CELL, tmp_path / "whole")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "parts")]
     first = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert first.returncode == -signal.SIGKILL, first.stderr
@@ -119,7 +121,7 @@ def test_killed(tmp_path: Path) -> None:
     assert_same(whole, finish(CELL, tmp_path / "parts"))
 
 
-def test_damaged_checkpoint_starts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoint_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cell = replace(CELL, limit=64)
     whole = finish(cell, tmp_path / "whole")
     work = run_cell(cell, tmp_path / "parts")
@@ -128,19 +130,41 @@ def test_damaged_checkpoint_starts_anew(tmp_path: Path, capsys: pytest.CaptureFi
     parts = tmp_path / "parts" / whole.name
     next((parts / "checkpoint").glob("adapter-*")).write_bytes(b"\0" * 64)
     assert_same(whole, finish(cell, tmp_path / "parts"))
-    assert "starting this run anew" in capsys.readouterr().err
+    assert "starting this run anew" in caplog.text
 
 
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     cell = replace(CELL, limit=64)
-    (first,) = run_grid([cell], tmp_path, display=Display())
+    (first,) = run_grid([cell], tmp_path)
     assert first.folder is not None
     before = (first.folder / "summary.json").stat().st_mtime_ns
     time.sleep(0.01)
-    (second,) = run_grid([cell], tmp_path, display=Display())
+    (second,) = run_grid([cell], tmp_path)
     assert second == first
     assert (first.folder / "summary.json").stat().st_mtime_ns == before
     assert list(run_cell(cell, tmp_path)) == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_files_are_listed_once_per_run(
+    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(8):
+        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (i, i, i)).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
+    cell = replace(CELL, stream=str(tmp_path / "photos"), limit=None, batch_size=2)
+    cell = replace(cell, model="tiny_models:photo_model")
+    if resumed:
+        work = run_cell(cell, tmp_path / "runs")
+        next(work)
+        work.close()
+    listed = []
+    monkeypatch.setattr(
+        "moetta.bench.protocol.image_folder",
+        lambda *arguments: listed.append(arguments) or image_folder(*arguments),
+    )
+    finish(cell, tmp_path / "runs")
+    assert len(listed) == 1
 
 
 def test_a_run_with_a_damaged_summary_is_run_again(tmp_path: Path) -> None:
@@ -153,8 +177,8 @@ def test_a_run_with_a_damaged_summary_is_run_again(tmp_path: Path) -> None:
 
 def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:
     cells = [replace(CELL, method=m, limit=64) for m in ("noadapt", "tent", "moetta")]
-    alone = run_grid(cells, tmp_path / "alone", display=Display())
-    crew = run_grid(cells, tmp_path / "crew", workers=2, display=Display())
+    alone = run_grid(cells, tmp_path / "alone")
+    crew = run_grid(cells, tmp_path / "crew", workers=2)
     for one, other in zip(alone, crew, strict=True):
         assert one.folder is not None
         assert other.folder is not None

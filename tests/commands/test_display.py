@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moetta.bench.backends import Outcome
 from moetta.bench.cell import Cell
-from moetta.bench.cell_run import Progress
+from moetta.bench.progress import Outcome, Progress
 from moetta.commands import display
 from moetta.commands.display import JSONLines, Lines, LiveTable
 from moetta.commands.reproduce import print_table

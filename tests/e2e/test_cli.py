@@ -192,27 +192,20 @@ def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(cell.loaders, cell.threads) for cell in seen} == {(2, 3)}
 
 
-def test_ctrl_c_stops_cleanly_and_resumes(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "moetta.commands.main",
-        "run",
-        "--model",
-        MODEL,
-        "--method",
-        "moetta",
-    ]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_and_the_command_resumes(number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moetta", "run", "--model", MODEL, "--method", "moetta"]
     command += ["--stream", "classical", "--limit", "1200", "--batch-size", "4", "--threads", "1"]
     command += ["--json", "--out", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(TINY)}
+    path = os.pathsep.join([str(TINY), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["event"] == "begin"
     assert json.loads(process.stdout.readline())["event"] == "progress"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert json.loads(out.splitlines()[-1])["resume"] == "run the same command again"

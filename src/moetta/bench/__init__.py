@@ -1,7 +1,6 @@
-"""The benchmark: grids of runs, resumable, each with its protocol card; the paper's experiments."""
+"""The benchmark: grids of cells, resumable; each run has a card that says what was run."""
 
-from moetta.bench.cell import Cell, grid
-from moetta.bench.grid import run_grid
-from moetta.results import Group, Run, aggregate, load_runs, protocol_key
+from moetta.bench.cell import Cell
+from moetta.bench.grid import make_grid, run_grid
 
-__all__ = ["Cell", "Group", "Run", "aggregate", "grid", "load_runs", "protocol_key", "run_grid"]
+__all__ = ["Cell", "make_grid", "run_grid"]

@@ -6,38 +6,26 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+from moetta.bench import interrupts
 from moetta.bench.cell import Cell
-from moetta.bench.cell_run import Progress, run_cell
+from moetta.bench.cell_run import run_cell
+from moetta.bench.progress import Outcome, Progress
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a cell ended.
-
-    Attributes:
-        folder: its results, if it finished.
-        error: why it did not.
-        details: the traceback, for an error that is not the user's.
-    """
-
-    folder: Path | None = None
-    error: str | None = None
-    details: str | None = None
+TAKEN = "taken"
+"""What a worker says first about a cell."""
 
 
 class Backend(Protocol):
-    """What the runner asks of whoever runs cells."""
+    """What `run_grid` asks of whoever runs cells."""
 
     def submit(self, cell: Cell) -> int:
         """Take a cell; returns its ticket."""
@@ -48,11 +36,11 @@ class Backend(Protocol):
         ...
 
     def result(self, ticket: int) -> Outcome | None:
-        """How a cell ended; None as long as it has not."""
+        """How a cell ended; None if it has not ended yet."""
         ...
 
     def cancel(self) -> None:
-        """Stop all work and free what it took; cells that run write a checkpoint first."""
+        """Stop all work and free its resources; running cells write a checkpoint first."""
         ...
 
 
@@ -78,14 +66,17 @@ class Serial:
             if not self._waiting:
                 return []
             ticket, cell = self._waiting.pop(0)
-            self._running = (ticket, run_cell(cell, self.root, self.checkpoint_seconds))
+            work = run_cell(cell, self.root, self.checkpoint_seconds, interrupts.requested)
+            self._running = (ticket, work)
         ticket, work = self._running
         try:
             return [(ticket, next(work))]
         except StopIteration as done:
             self._results[ticket] = Outcome(done.value)
         except Exception as error:
-            self._results[ticket] = _failure(error)
+            # Where a signal reaches the loaders too, they die first: that is no failure.
+            if not interrupts.requested():
+                self._results[ticket] = _failure(error)
         self._running = None
         return []
 
@@ -94,7 +85,7 @@ class Serial:
         return self._results.get(ticket)
 
     def cancel(self) -> None:
-        """Leave a checkpoint of the cell in hand."""
+        """Write a checkpoint of the running cell."""
         self._waiting.clear()
         if self._running is not None:
             self._running[1].close()
@@ -103,14 +94,26 @@ class Serial:
 
 @dataclass
 class _Worker:
+    """A process that takes cells.
+
+    Attributes:
+        process: the process.
+        pipe: our end of its pipe.
+        job: ticket and cell that it was given, if any.
+        taken: whether it has said that it took that cell.
+        proven: whether it has taken a cell before.
+    """
+
     process: SpawnProcess
     pipe: Connection
-    ticket: int | None = None
+    job: tuple[int, Cell] | None = None
+    taken: bool = False
+    proven: bool = False
 
 
 @dataclass
 class Processes:
-    """Several cells at once, each worker a process that takes one cell after another."""
+    """Several cells at once; each worker is a process that takes one cell after another."""
 
     root: Path
     workers: int
@@ -132,26 +135,22 @@ class Processes:
         """Hand out cells, and collect what the workers say within a moment."""
         self._hand_out()
         news: list[tuple[int, Progress]] = []
-        busy = {worker.pipe: worker for worker in self._crew if worker.ticket is not None}
+        busy = {worker.pipe: worker for worker in self._crew if worker.job is not None}
         for pipe in wait(list(busy), timeout=0.2):
             worker = busy[pipe]  # type: ignore[index]
-            assert worker.ticket is not None
+            assert worker.job is not None
             try:
                 message = worker.pipe.recv()
             except (EOFError, ConnectionError):
-                worker.process.join()
-                self._results[worker.ticket] = Outcome(
-                    error=f"its process died (exit code {worker.process.exitcode}); "
-                    "out of memory? The same command resumes it"
-                )
-                worker.pipe.close()
-                self._crew.remove(worker)
+                self._bury(worker)
                 continue
-            if isinstance(message, Progress):
-                news.append((worker.ticket, message))
+            if message == TAKEN:
+                worker.taken = worker.proven = True
+            elif isinstance(message, Progress):
+                news.append((worker.job[0], message))
             else:
-                self._results[worker.ticket] = message
-                worker.ticket = None
+                self._results[worker.job[0]] = message
+                worker.job, worker.taken = None, False
         return news
 
     def result(self, ticket: int) -> Outcome | None:
@@ -167,7 +166,7 @@ class Processes:
         try:
             for worker in self._crew:
                 _await_end(worker)
-        finally:  # a second Ctrl-C stops at once; the last checkpoints stand
+        finally:  # a second signal stops at once; the last checkpoints remain
             self._end()
 
     def _end(self) -> None:
@@ -178,28 +177,46 @@ class Processes:
         self._crew.clear()
         atexit.unregister(self._end)
 
+    def _bury(self, worker: _Worker) -> None:
+        """Remove a dead worker; its cell failed, unless it died before it took the cell."""
+        worker.process.join()
+        worker.pipe.close()
+        self._crew.remove(worker)
+        if worker.job is None:
+            return
+        if worker.proven and not worker.taken:
+            self._waiting.insert(0, worker.job)
+            return
+        self._results[worker.job[0]] = Outcome(
+            error=f"its process died (exit code {worker.process.exitcode}); out of memory? The "
+            "same command resumes it"
+        )
+
     def _hand_out(self) -> None:
+        for worker in [w for w in self._crew if w.job is None and not w.process.is_alive()]:
+            self._bury(worker)
         while self._waiting:
-            idle = next((w for w in self._crew if w.ticket is None), None)
+            idle = next((w for w in self._crew if w.job is None), None)
             if idle is None:
                 if len(self._crew) == self.workers:
                     return
                 idle = self._hire()
-            idle.ticket, cell = self._waiting.pop(0)
-            with contextlib.suppress(OSError):  # if it died, the pipe will say so in `progress`
-                idle.pipe.send(cell)
+            idle.job = self._waiting.pop(0)
+            with contextlib.suppress(OSError):  # if it died, the pipe says so in `progress`
+                idle.pipe.send(idle.job[1])
 
     def _hire(self) -> _Worker:
-        # A fork would inherit torch's threads in an unknown state. No daemon: those may not have
-        # children, such as a cell's loaders. But Python waits for other processes before it exits,
-        # and this one waits for cells, so the exit must end it. If we are killed, it ends itself.
+        # A fork would inherit torch's threads in an unknown state. Daemons may not have children,
+        # and a cell's loaders are children, so this is not a daemon. But Python waits for other
+        # processes before it exits, and this one waits for cells: the exit must end it. If we are
+        # killed, it ends itself.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(
             target=_serve, args=(there, self.root, self.checkpoint_seconds), daemon=False
         )
         atexit.register(self._end)
-        with _deaf_to_interrupts():
+        with interrupts.ignored():
             process.start()
         there.close()
         worker = _Worker(process, here)
@@ -207,22 +224,9 @@ class Processes:
         return worker
 
 
-@contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """A process that is started meanwhile ignores Ctrl-C from its first moment."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _await_end(worker: _Worker) -> None:
     while worker.process.is_alive():
-        try:  # what it still says must be read, or it could wait for ever to say it
+        try:  # read what it still says, or it could block for ever while saying it
             if worker.pipe.poll(0.1):
                 worker.pipe.recv()
         except (EOFError, OSError):
@@ -230,39 +234,42 @@ def _await_end(worker: _Worker) -> None:
 
 
 def _serve(pipe: Any, root: Path, checkpoint_seconds: float) -> None:
-    """A worker's life: take a cell, tell of it, until told to stop or left alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides what Ctrl-C means
+    """A worker's main loop: take cells and report on them until told to stop or left alone."""
+    interrupts.ignore()  # the process that started this one decides when to stop
     try:
         while (cell := pipe.recv()) is not None and not pipe.poll():  # a stop may follow at once
-            work, told = run_cell(cell, root, checkpoint_seconds), 0.0
+            pipe.send(TAKEN)
+            work, told = run_cell(cell, root, checkpoint_seconds, pipe.poll), 0.0
             try:
                 while True:
-                    news = next(work)
+                    progress = next(work)
                     if pipe.poll():  # only one message can come while a cell runs: stop
                         work.close()
                         return
                     if time.monotonic() - told > 0.2:
-                        pipe.send(news)
+                        pipe.send(progress)
                         told = time.monotonic()
             except StopIteration as done:
                 pipe.send(Outcome(done.value))
+            except interrupts.Stopped:
+                return
             except Exception as error:
                 pipe.send(_failure(error))
     except (EOFError, OSError):
-        return  # the runner is gone; the last checkpoint stands
+        return  # the process that started this one is gone; the last checkpoint remains
 
 
 def _failure(error: Exception) -> Outcome:
-    expected = isinstance(error, (ValueError, OSError))
-    details = None if expected else "".join(traceback.format_exception(error))
-    return Outcome(error=f"{error}" if expected else f"{type(error).__name__}: {error}",
-                   details=details)  # fmt: skip
+    if isinstance(error, (ValueError, OSError)):
+        return Outcome(error=str(error))
+    details = "".join(traceback.format_exception(error))
+    return Outcome(error=f"{type(error).__name__}: {error}", details=details)
 
 
 def make_backend(root: Path, workers: int, checkpoint_seconds: float = 30.0) -> Backend:
-    """Cells one after another, or on several processes."""
+    """Cells one after another in this process, or in several processes."""
     if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+        raise ValueError(f"workers must be at least 1, got {workers}")
     if workers == 1:
         return Serial(root, checkpoint_seconds)
     return Processes(root, workers, checkpoint_seconds)

@@ -1,152 +1,108 @@
-"""One cell, from its last checkpoint to its results; it knows nothing of who runs it."""
+"""One cell, from its last checkpoint to its results, whoever runs it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
+import logging
 import shutil
-import sys
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from moetta.bench import run_folder
-from moetta.bench.cell import Cell
+from moetta.bench import memory, run_folder
+from moetta.bench.cell import BASELINE, Cell
+from moetta.bench.finished import find_finished, is_finished
+from moetta.bench.lock import locked
 from moetta.bench.meter import Meter, Scored
+from moetta.bench.progress import Progress
 from moetta.bench.protocol import Prepared, prepare
 from moetta.core.adapter import Adapter
 from moetta.data import Batch, logit_mask
-from moetta.files import read_safetensors, write_atomically
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two commands apart
-    fcntl = None  # type: ignore[assignment]
+from moetta.files import read_safetensors, write_atomically, write_json
+from moetta.results.runs import SCHEMA
 
 BASELINE_BATCHES = 64
+"""On how many batches of a long stream the source model is run for comparison."""
 SIMILARITY_POINTS = 40
-LOCK_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a cell is.
-
-    Attributes:
-        step: batches done.
-        steps: batches in the stream.
-        samples: images seen.
-        samples_total: images in the stream.
-        accuracy: share of right answers so far.
-        gain: accuracy minus the source model's, over the batches that both saw; None before any.
-        rate: images a second, in this session.
-        eta: seconds left.
-        resumed: the batch at which this session took up an earlier one.
-    """
-
-    step: int
-    steps: int
-    samples: int
-    samples_total: int
-    accuracy: float
-    gain: float | None
-    rate: float
-    eta: float
-    resumed: int = 0
+"""How often along a stream the experts are compared with each other."""
+log = logging.getLogger("moetta")
 
 
 def run_cell(
-    cell: Cell, root: Path, checkpoint_seconds: float = 30.0
+    cell: Cell,
+    root: Path,
+    checkpoint_seconds: float = 30.0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Generator[Progress, None, Path]:
     """Run a cell, or what is left of it; yields after every batch and returns its folder.
 
-    A finished cell is not run again. Closing the generator writes a checkpoint. A cell that another
-    process goes on running raises an error: two writers would mix their checkpoints.
+    A finished cell is not run again. Closing the generator writes a checkpoint. If another process
+    keeps running the same cell, this raises an error: two writers would mix their checkpoints.
 
     Args:
         cell: what to run.
         root: folder of the results.
-        checkpoint_seconds: how much work a killed process may lose.
+        checkpoint_seconds: how many seconds of work a killed process may lose.
+        stop: asked while source images are read; after the first batch, close the generator.
+
+    Raises:
+        Stopped: ``stop`` said yes.
     """
     if cell.threads:
         torch.set_num_threads(cell.threads)
-    prepared = prepare(cell)
+    found = find_finished(cell, root)
+    if found is not None and found.certain:
+        return found.folder
+    try:
+        prepared = prepare(cell)
+    except (ValueError, OSError) as error:
+        if found is None:
+            raise
+        reason = str(error).splitlines()[0]
+        log.warning("%s is shown as it was run; it cannot be checked: %s", found.folder, reason)
+        return found.folder
     folder = root / prepared.key
-    if not run_folder.finished(folder):
+    if not is_finished(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
-            if not run_folder.finished(folder):  # by a process that had the lock before
-                yield from _Session(prepared, folder).run(checkpoint_seconds)
+        with locked(folder):
+            if not is_finished(folder):  # by a process that held the lock before
+                yield from _Session(prepared, folder, stop).run(checkpoint_seconds)
     return folder
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Generator[None, None, None]:
-    """Holds a run's lock, which the system drops when the process ends, however it ends."""
-    with (folder / "lock").open("w") as lock:
-        if fcntl is not None:
-            _wait_for(lock, folder)
-        yield
-    with contextlib.suppress(FileNotFoundError):
-        (folder / "lock").unlink()
-
-
-def _wait_for(lock: IO[str], folder: Path) -> None:
-    """Takes the lock; the worker of a command that was killed keeps it to the end of its batch."""
-    begun, told = time.monotonic(), False
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() - begun >= LOCK_SECONDS:
-                raise BlockingIOError(
-                    f"another command is running this cell in {folder}; wait for it, stop it, or "
-                    "choose another folder with --out"
-                ) from None
-        if not told:
-            limit = f"{LOCK_SECONDS:.0f} s"
-            print(f"{folder} is in use by another process; waiting up to {limit}", file=sys.stderr)
-            told = True
-        time.sleep(0.2)
 
 
 class _Session:
     """One process's part in a run."""
 
-    def __init__(self, prepared: Prepared, folder: Path) -> None:
+    def __init__(self, prepared: Prepared, folder: Path, stop: Callable[[], bool]) -> None:
         self.prepared, self.folder = prepared, folder
         self.checkpoint = folder / "checkpoint"
-        stream = prepared.stream
-        experts = getattr(prepared.config, "experts", 0)
-        self.meter = Meter(stream.domain_names, stream.batches, experts)
-        self.adapter = prepared.adapter()
+        self.adapter = prepared.adapter(stop)
+        self.meter = self._new_meter()
         self.peak = 0
-        self.skipped: list[dict[str, Any]] = []  # pictures that earlier sessions could not read
-        self.next = 0  # batches may be left out of a stream, so this is not the meter's rows
+        self.skipped: list[dict[str, Any]] = []  # images that earlier sessions could not read
+        self.next = 0  # a stream may leave batches out, so this is not the meter's row count
         self._restore()
+        self.stream = prepared.stream.starting_at(self.next)
         if not run_folder.has_card(folder):
-            run_folder.write_json(folder / "card.json", prepared.card())
-        self.every = max(1, stream.batches // BASELINE_BATCHES)
+            write_json(folder / "card.json", prepared.card())
+        self.every = max(1, self.stream.batches // BASELINE_BATCHES)
         self.mask: Tensor | None = None
 
     def run(self, checkpoint_seconds: float) -> Generator[Progress, None, None]:
-        stream = self.stream = self.prepared.from_batch(self.next)
-        _reset_peak(self.prepared.cell.device)
+        device = self.prepared.cell.device
+        memory.reset_peak(device)
         resumed, begun, saved = self.next, time.perf_counter(), time.perf_counter()
         before = int(self.meter.counts[..., 0].sum())
         try:
-            for batch in stream:
+            for batch in self.stream:
                 self.meter.add(self._score(batch))
                 self.next = batch.number + 1
-                self._look_at_experts(batch.number)
+                self._compare_experts(batch.number)
                 if time.perf_counter() - saved >= checkpoint_seconds:
                     self._save()
                     saved = time.perf_counter()
@@ -154,12 +110,16 @@ class _Session:
         except GeneratorExit:
             self._save()
             raise
-        self.peak = max(self.peak, _peak(self.prepared.cell.device))
-        skipped = self._unread()
+        self.peak = max(self.peak, memory.peak(device))
         run_folder.write_run(
-            self.folder, self.prepared, self.adapter, self.meter, self.peak, skipped
+            self.folder, self.prepared, self.adapter, self.meter, self.peak, self._unread()
         )
         shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def _new_meter(self) -> Meter:
+        stream = self.prepared.stream
+        experts = max(self.adapter.expert_counts().values(), default=0)
+        return Meter(stream.domain_names, stream.batches, experts)
 
     def _unread(self) -> list[dict[str, Any]]:
         return self.skipped + [vars(unread) for unread in self.stream.skipped]
@@ -171,12 +131,12 @@ class _Session:
         if int(batch.labels.max()) >= logits.shape[1]:
             raise ValueError(
                 f"the stream has labels up to {int(batch.labels.max())}, but {cell.model} knows "
-                f"only {logits.shape[1]} classes: they do not belong together, or the labels are "
-                "numbered otherwise"
+                f"only {logits.shape[1]} classes: choose a model trained on these classes, or "
+                "number the labels as it does"
             )
         assert self.adapter.last is not None
         baseline, baseline_seconds = None, float("nan")
-        if cell.method == "noadapt":
+        if cell.method == BASELINE:
             baseline, baseline_seconds = logits, seconds
         elif batch.number % self.every == 0:
             baseline, baseline_seconds = _timed(self.prepared.baseline, batch_here.images)
@@ -199,11 +159,11 @@ class _Session:
             self.mask = logit_mask(self.prepared.stream.domains, logits.shape[1])
         return logits.masked_fill(~self.mask[batch.domains], float("-inf"))
 
-    def _look_at_experts(self, step: int) -> None:
+    def _compare_experts(self, step: int) -> None:
         steps = self.meter.batches
         interval = max(1, steps // SIMILARITY_POINTS)
         if step % interval == 0 or step == steps - 1:
-            self.meter.measure_similarity(step, self.adapter)
+            self.meter.measure_similarity(step, self.adapter.experts())
 
     def _progress(self, before: int, begun: float, resumed: int) -> Progress:
         meter, stream = self.meter, self.prepared.stream
@@ -223,22 +183,22 @@ class _Session:
         )
 
     def _save(self) -> None:
-        """Write a checkpoint: its parts under names of their own, then the word that it stands."""
+        """Write a checkpoint: new files first, then progress.json, which makes them count."""
         self.checkpoint.mkdir(exist_ok=True)
-        self.peak = max(self.peak, _peak(self.prepared.cell.device))
+        self.peak = max(self.peak, memory.peak(self.prepared.cell.device))
         names = {kind: f"{kind}-{self.next}.safetensors" for kind in ("adapter", "meter")}
         self.adapter.save(self.checkpoint / names["adapter"])
         tensors = {name: t.contiguous() for name, t in self.meter.tensors().items()}
         write_atomically(self.checkpoint / names["meter"], to_bytes(tensors))
-        progress = {"schema": run_folder.SCHEMA, "step": self.next, "peak": self.peak, **names}
+        progress = {"schema": SCHEMA, "step": self.next, "peak": self.peak, **names}
         progress["skipped"] = self._unread()
-        run_folder.write_json(self.checkpoint / "progress.json", progress)
+        write_json(self.checkpoint / "progress.json", progress)
         for old in self.checkpoint.iterdir():
             if old.name not in (*names.values(), "progress.json"):
                 old.unlink(missing_ok=True)
 
     def _restore(self) -> None:
-        """Take up the last checkpoint, if there is one; a damaged one means a new start."""
+        """Resume from the last checkpoint, if there is one; start anew if it is damaged."""
         try:
             progress: dict[str, Any] = json.loads((self.checkpoint / "progress.json").read_text())
             tensors, _ = read_safetensors(self.checkpoint / progress["meter"])
@@ -250,8 +210,8 @@ class _Session:
             return
         except (ValueError, KeyError) as error:
             self.adapter.reset()
-            self.meter = Meter(self.meter.domains, self.meter.batches, self.meter.experts)
-            print(f"{self.checkpoint}: {error}; starting this run anew", file=sys.stderr)
+            self.meter = self._new_meter()
+            log.warning("%s: %s; starting this run anew", self.checkpoint, error)
 
 
 def _timed(adapter: Adapter, images: Tensor) -> tuple[Tensor, float]:
@@ -262,24 +222,3 @@ def _timed(adapter: Adapter, images: Tensor) -> tuple[Tensor, float]:
     if images.is_cuda:
         torch.cuda.synchronize(images.device)
     return logits, time.perf_counter() - begun
-
-
-def _reset_peak(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):  # Linux: forget the peak of what this process did before
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak(device: str) -> int:
-    """Bytes: of the GPU's tensors, or else of the whole process."""
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        status = Path("/proc/self/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024

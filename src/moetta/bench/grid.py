@@ -1,21 +1,38 @@
-"""Runs a grid: checks it, hands its cells to a backend, shows how they fare, stops cleanly."""
+"""A grid: making its cells, running those that are not finished, stopping cleanly."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
-from moetta.bench.backends import Backend, Outcome, make_backend
-from moetta.bench.cell import Cell
+from moetta.bench import interrupts
+from moetta.bench.backends import Backend, make_backend
+from moetta.bench.cell import BASELINE, Cell
+from moetta.bench.finished import find_finished
+from moetta.bench.progress import Listener, Outcome, Silent
+from moetta.suggest import nearest
 
-if TYPE_CHECKING:
-    from moetta.commands.display import Display
+log = logging.getLogger("moetta")
+
+
+def make_grid(**axes: Any) -> list[Cell]:
+    """All combinations of the given fields of `Cell`; those given as a list are varied, in order.
+
+    >>> cells = make_grid(method=["tent", "sar"], stream="classical", model="digits-vit")
+    >>> [cell.label for cell in cells]
+    ['tent classical digits-vit s42', 'sar classical digits-vit s42']
+    """
+    names = {f.name for f in fields(Cell)}
+    for name in axes:
+        if name not in names:
+            raise ValueError(f"a cell has no field {name!r}; {nearest(name, names)}")
+    choices = [value if isinstance(value, list) else [value] for value in axes.values()]
+    return [Cell(**dict(zip(axes, chosen, strict=True))) for chosen in itertools.product(*choices)]
 
 
 def run_grid(
@@ -23,70 +40,75 @@ def run_grid(
     root: Path,
     *,
     workers: int = 1,
-    display: Display | None = None,
+    listener: Listener | None = None,
     backend: Backend | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> list[Outcome]:
     """Run all cells that are not finished yet; returns how each ended, in the order given.
 
-    Cells of noadapt run first: the others compare themselves with them where they can.
+    A finished cell needs neither its data nor its weights. Cells of noadapt run first, because the
+    others compare themselves with them.
 
     Args:
         cells: the grid.
         root: folder of the results.
-        workers: processes; 1 runs the cells in this one.
-        display: where progress is shown; the terminal by default.
+        workers: how many processes; 1 runs the cells in this process.
+        listener: hears about progress.
         backend: another way to run cells.
-        checkpoint_seconds: how much work a killed process may lose.
+        checkpoint_seconds: how many seconds of work a killed process may lose.
 
     Raises:
         ValueError: a cell names something that does not exist. Nothing has been run then.
-        KeyboardInterrupt: Ctrl-C; what was done is kept, and the same call resumes it.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; finished work is kept, and the same call resumes.
     """
     if not cells:
         raise ValueError("there is nothing to run: the grid is empty")
     unique = list(dict.fromkeys(cells))
-    for cell in unique:
-        cell.check()
-    from moetta.commands.display import make_display
-
-    root.mkdir(parents=True, exist_ok=True)
-    backend = backend or make_backend(root, workers, checkpoint_seconds)
     outcomes: dict[Cell, Outcome] = {}
+    for cell in unique:
+        found = find_finished(cell, root)
+        if found is not None and found.certain:
+            outcomes[cell] = Outcome(found.folder)
+        elif found is None:
+            cell.check()
+    listener = listener or Silent()
+    backend = backend or make_backend(root, workers, checkpoint_seconds)
+    root.mkdir(parents=True, exist_ok=True)
+    listener.begin(unique)
+    for cell, outcome in outcomes.items():
+        listener.finish(cell, outcome)
     with contextlib.ExitStack() as stack:
-        shown = stack.enter_context(display or make_display())
-        interrupted = stack.enter_context(_interruptible())
+        stack.enter_context(interrupts.deferred())
         stack.callback(backend.cancel)
-        shown.begin(unique)
         for first in (True, False):
-            phase = [cell for cell in unique if (cell.method == "noadapt") == first]
+            phase = [c for c in unique if c not in outcomes and (c.method == BASELINE) == first]
             pending = {backend.submit(cell): cell for cell in phase}
             while pending:
-                for ticket, news in backend.progress():
+                for ticket, progress in backend.progress():
                     if ticket in pending:
-                        shown.update(pending[ticket], news)
+                        listener.update(pending[ticket], progress)
                 for ticket in list(pending):
-                    if (outcome := backend.result(ticket)) is not None:
+                    if (ended := backend.result(ticket)) is not None:
                         cell = pending.pop(ticket)
-                        outcomes[cell] = outcome
-                        shown.finish(cell, outcome)
-                if interrupted.is_set():
+                        outcomes[cell] = ended
+                        listener.finish(cell, ended)
+                if interrupts.requested():
                     backend.cancel()
-                    shown.stop(len(outcomes), len(unique))
+                    listener.stop(len(outcomes), len(unique))
                     raise KeyboardInterrupt
     return [outcomes[cell] for cell in cells]
 
 
-def finished(outcomes: Sequence[Outcome]) -> list[Path]:
+def finished_folders(outcomes: Sequence[Outcome]) -> list[Path]:
     """The folders of the cells that finished."""
     return [o.folder for o in outcomes if o.folder is not None]
 
 
 def require_all(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> None:
-    """To be called last, when all that finished is told and written.
+    """Raise if a cell failed; to be called once everything that finished is shown and written.
 
     Raises:
-        ValueError: some cell failed; says how many, which and why.
+        ValueError: some cells failed; says how many, which and why.
     """
     reasons: dict[str, list[str]] = {}
     for cell, outcome in zip(cells, outcomes, strict=True):
@@ -95,35 +117,12 @@ def require_all(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> None:
     if not reasons:
         return
     for details in dict.fromkeys(o.details for o in outcomes if o.details):
-        print(details, file=sys.stderr)
-    lines = [f"{_few(labels)}: {reason}" for reason, labels in reasons.items()]
+        log.error(details)
+    lines = [f"{_shortened(labels)}: {reason}" for reason, labels in reasons.items()]
     failed = sum(map(len, reasons.values()))
     raise ValueError("\n".join([f"{failed} of {len(outcomes)} runs failed", *lines]))
 
 
-def _few(labels: Sequence[str], most: int = 3) -> str:
+def _shortened(labels: Sequence[str], most: int = 3) -> str:
     more = len(labels) - most
     return ", ".join(labels[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Within the block Ctrl-C sets an event, so that a batch is never left half done.
-
-    A second Ctrl-C stops at once; the last checkpoint stands.
-    """
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # only the main thread may handle signals
-        return
-
-    def handle(_: int, __: FrameType | None) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)

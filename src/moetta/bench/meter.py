@@ -1,16 +1,15 @@
-"""What is measured along a stream: rows by batch, counts by domain, and where samples went."""
+"""What is measured along a stream: rows per batch, counts per domain, and expert choices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moetta import StepReport
-from moetta.core.adapter import Adapter
+from moetta.core.step_report import StepReport
 
 BINS = 15
 QUARTERS = 4
@@ -25,9 +24,9 @@ class Scored:
         domains: each sample's domain [B].
         labels: each sample's class [B].
         logits: what the method predicted [B, C].
-        report: what it did.
-        seconds: how long it took.
-        baseline: the source model's logits, where they were computed.
+        report: what the method did.
+        seconds: how long that took.
+        baseline: the source model's logits, if they were computed.
         baseline_seconds: how long that took.
     """
 
@@ -42,18 +41,18 @@ class Scored:
 
 
 class Meter:
-    """Sums over a stream, small whatever its length but for one row a batch.
+    """Sums over a stream. Their size does not depend on its length, except for one row per batch.
 
-    Its state is tensors only, so that a checkpoint restores it bit for bit.
+    The state consists of tensors only, so that a checkpoint restores it bit for bit.
 
     Attributes:
-        columns: one list a column, one entry a batch; NaN where there is no value.
-        counts: samples and right answers [domains, quarters, 2].
-        paired: on the batches that the source model saw too: samples, right answers, the source
-            model's right answers [domains, quarters, 3].
-        bins: samples, summed confidence and right answers by confidence [BINS, 3].
+        columns: one list per column with one entry per batch; NaN where there is no value.
+        counts: samples and correct predictions [domains, quarters, 2].
+        paired: on the batches that the source model saw too: samples, correct predictions, the
+            source model's correct predictions [domains, quarters, 3].
+        bins: samples, summed confidence and correct predictions by confidence [BINS, 3].
         top5: samples whose class is among the five likeliest.
-        routing: samples by quarter, layer, domain and expert, where the method routes.
+        routing: samples by quarter, layer, domain and expert, if the method has experts.
         similarity: by measurement and layer: step, weight cosine, bias cosine.
     """
 
@@ -73,7 +72,7 @@ class Meter:
         return len(self.columns.get("step", ()))
 
     def total(self, column: str) -> float:
-        """Sum of a column, where it has values."""
+        """Sum of a column, without missing values."""
         return math.fsum(v for v in self.columns.get(column, ()) if not math.isnan(v))
 
     def quarter(self, step: int) -> int:
@@ -144,19 +143,15 @@ class Meter:
             if len(column) == before:
                 column.append(float(row.get(name, math.nan)))
 
-    def measure_similarity(self, step: int, adapter: Adapter) -> None:
-        """Note how alike the experts of each layer are."""
-        layers = getattr(adapter, "layers", {})
-        now = [
-            [step, mean_cosine(layer.expert_weight), mean_cosine(layer.expert_bias)]
-            for layer in layers.values()
-        ]
+    def measure_similarity(self, step: int, experts: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Note how similar the experts of each layer are: weights and biases [E, D] by layer."""
+        now = [[step, mean_cosine(w), mean_cosine(b)] for w, b in experts.values()]
         if now:
             new = torch.tensor(now, dtype=torch.float64)[None]
             self.similarity = torch.cat((self.similarity, new)) if len(self.similarity) else new
 
     def calibration_error(self) -> float:
-        """Expected calibration error: mean distance of confidence from accuracy over 15 bins."""
+        """Expected calibration error: mean gap between confidence and accuracy over 15 bins."""
         count = self.bins[:, 0].sum().clamp(min=1)
         return float((self.bins[:, 1] - self.bins[:, 2]).abs().sum() / count)
 
@@ -169,7 +164,7 @@ class Meter:
         return {name: getattr(self, name).clone() for name in _STATE} | columns
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `tensors` gave."""
+        """Restore what `tensors` returned."""
         for name in _STATE:
             setattr(self, name, tensors[name].clone())
         self.columns = {
@@ -198,4 +193,4 @@ def pairwise_cosine(rows: Tensor) -> Tensor:
     rows = rows.detach().double().cpu()
     norms = rows.norm(dim=1)
     unit = rows[norms > 0] / norms[norms > 0, None]
-    return unit @ unit.T
+    return torch.matmul(unit, unit.T)

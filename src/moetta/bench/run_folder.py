@@ -1,12 +1,11 @@
-"""A run's folder: what is in it, and writing it so that a summary means a whole run."""
+"""Writing a run's folder; the summary comes last and means that the run is complete."""
 
 from __future__ import annotations
 
 import io
-import json
+import logging
 import math
-import sys
-from functools import cache
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +14,26 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from moetta.bench.cell import BASELINE
+from moetta.bench.finished import is_finished
 from moetta.bench.meter import QUARTERS, Meter
-from moetta.bench.protocol import SCHEMA, Prepared
+from moetta.bench.protocol import Prepared
 from moetta.core.adapter import Adapter
-from moetta.files import write_atomically
-from moetta.results.runs import load_card, load_run
+from moetta.files import write_atomically, write_json
+from moetta.results.runs import SCHEMA, load_card, load_run
 
 CLEAN = ("clean", "imagenet")
-"""Names of the domain whose images are like the source model's."""
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run's results are all there; one that cannot be read has to be run again."""
-    try:
-        load_run(folder)
-    except FileNotFoundError:
-        return False
-    except ValueError as error:
-        _warn(f"{error}; this run counts as unfinished")
-        return False
-    return True
+"""Names of the domain whose images are like those the source model was trained on."""
+log = logging.getLogger("moetta")
 
 
 def has_card(folder: Path) -> bool:
-    """Whether an earlier session left a card that can be read."""
+    """Whether an earlier session left a readable card."""
     try:
         load_card(folder)
     except ValueError:
         return False
     return True
-
-
-@cache
-def _warn(text: str) -> None:
-    """Say it once, however often it is found."""
-    print(text, file=sys.stderr)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON, atomically."""
-    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def write_frame(path: Path, frame: pl.DataFrame) -> None:
@@ -72,26 +51,27 @@ def write_run(
     peak: int,
     skipped: list[dict[str, Any]],
 ) -> None:
-    """Write all results of a run; the summary last, since it says that the rest is there."""
+    """Write all results of a run; the summary last, because it means that the rest is there."""
     steps, paired = steps_frame(meter), meter.paired
     baseline = folder.parent / prepared.baseline_key
-    if prepared.cell.method != "noadapt" and finished(baseline):
+    if prepared.cell.method != BASELINE and is_finished(baseline):
         try:
             steps, paired = _with_baseline(steps, meter, baseline)
         except (ValueError, OSError, RuntimeError, pl.exceptions.PolarsError) as error:
-            _warn(f"{baseline}: {error}; {folder.name} is compared on some batches only")
+            log.warning("%s: %s; %s is compared on some batches only", baseline, error, folder.name)
     write_frame(folder / "steps.parquet", steps)
     write_frame(folder / "domains.parquet", domains_frame(meter))
-    layers = list(getattr(adapter, "layers", None) or getattr(adapter, "mixtures", None) or {})
+    layers = list(adapter.expert_counts())
     if layers:
         write_frame(folder / "experts.parquet", experts_frame(meter, layers))
     if len(meter.similarity):
-        write_frame(folder / "similarity.parquet", similarity_frame(meter, layers))
-        experts: dict[str, Tensor] = {}
-        for name, layer in adapter.layers.items():  # type: ignore[attr-defined]
-            experts[f"{name}.weight"] = layer.expert_weight.detach().cpu().contiguous()
-            experts[f"{name}.bias"] = layer.expert_bias.detach().cpu().contiguous()
-        write_atomically(folder / "experts.safetensors", to_bytes(experts))
+        experts = adapter.experts()
+        write_frame(folder / "similarity.parquet", similarity_frame(meter, list(experts)))
+        tensors: dict[str, Tensor] = {}
+        for name, (weight, bias) in experts.items():
+            tensors[f"{name}.weight"] = weight.detach().cpu().contiguous()
+            tensors[f"{name}.bias"] = bias.detach().cpu().contiguous()
+        write_atomically(folder / "experts.safetensors", to_bytes(tensors))
     summary = summarise(meter, adapter, steps, paired, peak)
     if skipped:
         summary["unread"] = skipped
@@ -101,7 +81,7 @@ def write_run(
 def summarise(
     meter: Meter, adapter: Adapter, steps: pl.DataFrame, paired: Tensor, peak: int
 ) -> dict[str, Any]:
-    """The run in a few figures; accuracies are shares, forgetting is in points."""
+    """The run in a few numbers; accuracies are shares, forgetting is in percentage points."""
     counts, totals = meter.counts, adapter.totals
     samples = int(counts[..., 0].sum())
     both, ours, theirs = paired.sum((0, 1)).tolist()
@@ -135,8 +115,10 @@ def summarise(
 
 
 def cost(meter: Meter, adapter: Adapter, peak: int) -> dict[str, Any]:
-    """What the run took; times are compared on the batches that the source model saw too."""
-    seconds, samples = meter.total("seconds"), meter.total("samples")
+    """What the run took; times are compared on the batches that the source model saw too.
+
+    The ratio is a median, so that a process that was stopped for a while does not spoil it.
+    """
     columns = meter.columns
     pairs = [
         (ours, theirs, n)
@@ -146,12 +128,11 @@ def cost(meter: Meter, adapter: Adapter, peak: int) -> dict[str, Any]:
         if not math.isnan(theirs)
     ]
     pairs = pairs[1:] or pairs  # the first batch pays for warming up
-    ours, theirs, compared = (math.fsum(column) for column in zip(*pairs, strict=True))
     totals = adapter.totals
     return {
-        "seconds": seconds,
-        "seconds_noadapt": theirs / compared * samples,
-        "time_ratio": ours / theirs,
+        "seconds": meter.total("seconds"),
+        "seconds_noadapt": statistics.median(t / n for _, t, n in pairs) * meter.total("samples"),
+        "time_ratio": statistics.median(ours / theirs for ours, theirs, _ in pairs),
         "forwards": totals.forwards,
         "backwards": totals.backwards,
         "selected": totals.selected,
@@ -162,16 +143,16 @@ def cost(meter: Meter, adapter: Adapter, peak: int) -> dict[str, Any]:
 
 
 def collapsed(paired: Tensor) -> bool:
-    """Whether the run ends below half of what the source model gets, in the last quarter."""
+    """Whether the last quarter's accuracy is below half of the source model's."""
     seen = [q for q in range(QUARTERS) if int(paired[:, q, 0].sum())]
     if not seen:
         return False
     _, ours, theirs = paired[:, seen[-1]].sum(0).tolist()
-    return 2 * ours < theirs
+    return bool(2 * ours < theirs)
 
 
 def first_gain(steps: pl.DataFrame) -> int | None:
-    """The batch from which on the run stays ahead of the source model, in right answers so far."""
+    """The first batch after which the run stays ahead of the source model in total correct."""
     both = steps.filter(pl.col("correct_noadapt").is_not_null())
     ahead = (both["correct"] - both["correct_noadapt"]).cum_sum() > 0
     if len(ahead) == 0 or not ahead[-1]:
@@ -181,7 +162,7 @@ def first_gain(steps: pl.DataFrame) -> int | None:
 
 
 def share(part: int, whole: int) -> float | None:
-    """A fraction, or None of nothing."""
+    """A fraction, or None if the whole is 0."""
     return part / whole if whole else None
 
 
@@ -193,7 +174,7 @@ def _share_of(counts: Tensor) -> float | None:
 def _with_baseline(
     steps: pl.DataFrame, meter: Meter, baseline: Path
 ) -> tuple[pl.DataFrame, Tensor]:
-    """Noadapt's own run on the same stream tells its right answers for every batch and domain."""
+    """Compare with noadapt's own run on the same stream, on every batch and domain."""
     run = load_run(baseline)
     known = run.frame("steps").select("step", "correct")
     joined = steps.drop("correct_noadapt").join(
@@ -205,14 +186,14 @@ def _with_baseline(
 
 
 def steps_frame(meter: Meter) -> pl.DataFrame:
-    """One row a batch."""
+    """One row per batch."""
     frame = pl.DataFrame(meter.columns).fill_nan(None)
     whole = ("step", "samples", "correct", "correct_noadapt")
     return frame.with_columns(pl.col(whole).cast(pl.Int64))
 
 
 def domains_frame(meter: Meter) -> pl.DataFrame:
-    """Samples and right answers by domain and quarter of the stream."""
+    """Samples and correct predictions by domain and quarter of the stream."""
     rows = [
         (name, quarter, *meter.counts[i, quarter].tolist())
         for i, name in enumerate(meter.domains)

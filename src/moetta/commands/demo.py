@@ -1,4 +1,4 @@
-"""`moetta demo`: what the project is for, in a few minutes and with nothing to download."""
+"""`moetta demo`: what the project does, in a few minutes and without a download."""
 
 from __future__ import annotations
 
@@ -7,62 +7,57 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetta.bench.cell import grid
-from moetta.bench.grid import finished, require_all
+from moetta.bench.grid import finished_folders, make_grid, require_all
 from moetta.commands.console import make_console
-from moetta.commands.options import Running, write_report
+from moetta.commands.options import Running, cell_fields, expand_methods, write_report
 from moetta.commands.results import groups_tables
-from moetta.methods import list_methods
 from moetta.results.runs import load_run
 
 
 @dataclass(frozen=True)
 class Demo(Running):
-    """All methods on one mixed stream of images that need no download; a table and a page."""
+    """Compare all methods on one mixed stream of images, without a download: a table and a page."""
 
     out: Path = Path("runs/demo")
-    """Folder of the results; what is finished there is not run again."""
+    """Folder of the results; finished runs in it are not run again."""
     model: str = "digits-vit"
     """A shipped model, or module:function."""
     stream: str = "potpourri+"
-    """classical, potpourri or potpourri+ of the embedded benchmark."""
-    methods: tuple[str, ...] = ()
-    """Methods to compare; all by default."""
+    """A stream of the embedded benchmark: classical, potpourri or potpourri+."""
+    methods: tuple[str, ...] = ("all",)
+    """Methods or groups of methods to compare."""
     seed: int = 42
     """Seed of the stream's order."""
     limit: int | None = None
     """Use only this many images."""
     report: Path | None = None
-    """The page; report.html in the results folder by default."""
+    """The page; by default report.html in the results folder."""
 
 
 def demo(options: Demo) -> None:
     """Run each method over the same stream, print the table, write the page."""
     begun = time.monotonic()
-    cells = grid(
-        method=list(options.methods or list_methods()),
+    cells = make_grid(
+        method=expand_methods(options.methods),
         stream=options.stream,
         model=options.model,
         seed=options.seed,
-        limit=options.limit,
-        loaders=options.loaders,
-        threads=options.threads,
-        device=options.device,
+        **cell_fields(options),
     )
     console = make_console(stderr=options.json)
     console.print(
-        f"A small model has learnt clean pictures of two-digit numbers. Now it meets the "
-        f"{options.stream} stream: noise, blur, weather, other styles and clean pictures, all "
+        "A small model has been trained on clean images of two-digit numbers. Now it sees the "
+        f"{options.stream} stream: noise, blur, weather, other styles and clean images, all "
         "mixed.\nEach method adapts the model while it predicts; noadapt leaves it as it is.",
         highlight=False,
     )
     outcomes = options.run(cells)
-    folders, page = finished(outcomes), None
+    folders, page = finished_folders(outcomes), None
     if folders and not options.json:
         console.print(*groups_tables([load_run(folder) for folder in folders]))
     if folders:
         page = write_report(folders, options.report or options.out / "report.html")
     took = f"{time.monotonic() - begun:.0f} s"
     where = sys.stderr if options.json else sys.stdout
-    print(f"done in {took}" + (f"; open {page} for the pictures" if page else ""), file=where)
-    require_all(cells, outcomes)  # what failed is told below what did not
+    print(f"done in {took}" + (f"; open {page} to see the figures" if page else ""), file=where)
+    require_all(cells, outcomes)  # last, so that failures appear below the results

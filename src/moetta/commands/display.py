@@ -1,4 +1,4 @@
-"""How a grid's progress is shown: live in a terminal, plain lines elsewhere, JSON for machines."""
+"""Showing a grid's progress: live in a terminal, as plain lines elsewhere, as JSON for machines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from moetta.bench.backends import Outcome
-from moetta.bench.cell import Cell
-from moetta.bench.cell_run import Progress
 from moetta.results.runs import Run, load_run, number
+
+if TYPE_CHECKING:  # `moetta results` prints with this module and must not load torch
+    from moetta.bench.cell import Cell
+    from moetta.bench.progress import Outcome, Progress
 
 
 class Display:
-    """Shows nothing; the others say when they say something."""
+    """A listener for `run_grid` that shows nothing; to be used as a context manager."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,21 +39,21 @@ class Display:
     def begin(self, cells: Sequence[Cell]) -> None:
         """The grid is about to run."""
 
-    def update(self, cell: Cell, news: Progress) -> None:
-        """A cell has come further."""
+    def update(self, cell: Cell, progress: Progress) -> None:
+        """A cell has moved on."""
 
     def finish(self, cell: Cell, outcome: Outcome) -> None:
         """A cell has ended."""
 
     def stop(self, done: int, total: int) -> None:
-        """Ctrl-C: everything is saved."""
+        """The grid was interrupted; everything is saved."""
 
 
 STOPPED = "stopped after {done} of {total} runs; the same command resumes where it stopped"
 
 
 class Lines(Display):
-    """A line about a cell now and then, and one when it ends."""
+    """A line about each cell every now and then, and one when it ends."""
 
     def __init__(self, every: float = 30.0) -> None:
         self.every = every
@@ -60,16 +61,16 @@ class Lines(Display):
         self.done = self.total = 0
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Say how many there are."""
+        """Say how many runs there are."""
         self.total = len(cells)
         print(f"{self.total} run{'s' if self.total > 1 else ''}", flush=True)
 
-    def update(self, cell: Cell, news: Progress) -> None:
-        """Say where a cell is, unless that was said a moment ago."""
+    def update(self, cell: Cell, progress: Progress) -> None:
+        """Say how far a cell is, unless that was said a moment ago."""
         now = time.monotonic()
         if now - self.told.setdefault(cell, now) >= self.every:
             self.told[cell] = now
-            print(f"  {cell.label}: {_words(news)}", flush=True)
+            print(f"  {cell.label}: {_words(progress)}", flush=True)
 
     def finish(self, cell: Cell, outcome: Outcome) -> None:
         """Say how a cell ended."""
@@ -82,24 +83,24 @@ class Lines(Display):
 
 
 class JSONLines(Display):
-    """One JSON object a line: begin, progress (once a second a cell), end, stopped."""
+    """One JSON object per line: begin, progress (each cell once a second), end, stopped."""
 
     def __init__(self) -> None:
         self.told: dict[Cell, float] = {}
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """All cells."""
+        """List all cells."""
         self._say("begin", cells=[_identity(cell) for cell in cells])
 
-    def update(self, cell: Cell, news: Progress) -> None:
-        """Where a cell is."""
+    def update(self, cell: Cell, progress: Progress) -> None:
+        """Say how far a cell is."""
         now = time.monotonic()
         if now - self.told.get(cell, -1e9) >= 1.0:
             self.told[cell] = now
-            self._say("progress", **_identity(cell), **asdict(news))
+            self._say("progress", **_identity(cell), **asdict(progress))
 
     def finish(self, cell: Cell, outcome: Outcome) -> None:
-        """How it ended, with its summary."""
+        """Say how a cell ended, with its summary."""
         folder = outcome.folder
         summary = load_run(folder).summary if folder else None
         self._say(
@@ -111,7 +112,7 @@ class JSONLines(Display):
         )
 
     def stop(self, done: int, total: int) -> None:
-        """How to resume."""
+        """Say how to resume."""
         self._say("stopped", done=done, total=total, resume="run the same command again")
 
     def _say(self, event: str, **values: Any) -> None:
@@ -119,13 +120,13 @@ class JSONLines(Display):
 
 
 class LiveTable(Display):
-    """A table in the terminal, one line a cell; where there is no room, the cells that matter."""
+    """A table in the terminal, one line per cell; if there is no room, the cells that matter."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self.live = Live(self, console=self.console, refresh_per_second=4)
         self.cells: list[Cell] = []
-        self.news: dict[Cell, Progress] = {}
+        self.latest: dict[Cell, Progress] = {}
         self.endings: dict[Cell, Outcome] = {}
         self.runs: dict[Cell, Run] = {}
 
@@ -145,9 +146,9 @@ class LiveTable(Display):
         """Draw the table."""
         self.cells = list(cells)
 
-    def update(self, cell: Cell, news: Progress) -> None:
+    def update(self, cell: Cell, progress: Progress) -> None:
         """Fill in a line."""
-        self.news[cell] = news
+        self.latest[cell] = progress
 
     def finish(self, cell: Cell, outcome: Outcome) -> None:
         """Complete a line."""
@@ -171,9 +172,9 @@ class LiveTable(Display):
     def _visible(self, room: int) -> list[Cell]:
         if len(self.cells) <= room:
             return self.cells
-        running = [c for c in self.cells if c in self.news and c not in self.endings]
+        running = [c for c in self.cells if c in self.latest and c not in self.endings]
         done = [c for c in self.cells if c in self.endings]
-        waiting = [c for c in self.cells if c not in self.endings and c not in self.news]
+        waiting = [c for c in self.cells if c not in self.endings and c not in self.latest]
         recent = done[-max(1, room - len(running) - 2) :]
         return [*recent, *running, *waiting[:2]][:room]
 
@@ -186,23 +187,23 @@ class LiveTable(Display):
             rate = f"{run.summary['samples'] / seconds:.0f}" if seconds else ""
             gain = points(number(run, "gain"))
             return ("[green]done[/green]", f"{run.accuracy:.2f}", gain, rate, "")
-        if cell not in self.news:
+        if cell not in self.latest:
             return ("waiting", "", "", "", "")
-        news = self.news[cell]
-        share = f"{100 * news.samples / news.samples_total:.0f} %"
-        accuracy = f"{100 * news.accuracy:.2f}"
-        return (share, accuracy, points(news.gain), f"{news.rate:.0f}", clock(news.eta))
+        now = self.latest[cell]
+        share = f"{100 * now.samples / now.samples_total:.0f} %"
+        accuracy = f"{100 * now.accuracy:.2f}"
+        return (share, accuracy, points(now.gain), f"{now.rate:.0f}", clock(now.eta))
 
 
 def make_display(as_json: bool = False) -> Display:
-    """What suits where the output goes."""
+    """The display that suits where the output goes."""
     if as_json:
         return JSONLines()
     return LiveTable() if sys.stdout.isatty() else Lines()
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people read them.
+    """Seconds as h:mm:ss or m:ss.
 
     >>> clock(3725)
     '1:02:05'
@@ -221,12 +222,12 @@ def points(gain: float | None) -> str:
     return "" if gain is None else f"{100 * gain:+.2f}"
 
 
-def _words(news: Progress) -> str:
-    gain = "" if news.gain is None else f" ({points(news.gain)} vs noadapt)"
-    resumed = f", resumed at batch {news.resumed}" if news.resumed else ""
+def _words(progress: Progress) -> str:
+    gain = "" if progress.gain is None else f" ({points(progress.gain)} vs noadapt)"
+    resumed = f", resumed at batch {progress.resumed}" if progress.resumed else ""
     return (
-        f"batch {news.step}/{news.steps}, accuracy {100 * news.accuracy:.2f} %{gain}, "
-        f"{news.rate:.0f} images/s, {clock(news.eta)} left{resumed}"
+        f"batch {progress.step}/{progress.steps}, accuracy {100 * progress.accuracy:.2f} %{gain}, "
+        f"{progress.rate:.0f} images/s, {clock(progress.eta)} left{resumed}"
     )
 
 

@@ -1,9 +1,14 @@
-"""The command line: thin; each command is one dataclass of options and one function of a room."""
+"""The command line. Each command is a dataclass of options and a function, in its own file."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tyro
@@ -11,13 +16,17 @@ import tyro
 from moetta import __version__
 from moetta.suggest import nearest
 
-BENCH_EXTRA = ("matplotlib", "polars", "scipy", "sklearn")
-"""What the bench extra brings; the library itself does without."""
+EXTRAS = {
+    **dict.fromkeys(("matplotlib", "polars", "scipy", "sklearn"), "bench"),
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve"),
+    "transformers": "hf",
+}
+"""Which extra brings a package that the library itself does not need."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives; imported only when it is called."""
+    """Where a command is; it is imported only when called."""
 
     module: str
     options: str
@@ -30,31 +39,41 @@ COMMANDS = {
         "moetta.commands.demo",
         "Demo",
         "demo",
-        "all methods on one mixed stream; a table and a page",
+        "compare all methods on one mixed stream: a table and a page",
     ),
     "run": Command("moetta.commands.run", "RunOptions", "run", "run methods on streams and models"),
     "reproduce": Command(
-        "moetta.commands.reproduce", "Reproduce", "reproduce", "a table or figure of the paper"
+        "moetta.commands.reproduce",
+        "Reproduce",
+        "reproduce",
+        "reproduce a table or figure of the paper",
     ),
-    "results": Command("moetta.commands.results", "Results", "results", "finished runs in a table"),
+    "results": Command(
+        "moetta.commands.results", "Results", "results", "show finished runs in a table"
+    ),
     "report": Command(
         "moetta.commands.report",
         "ReportOptions",
         "report_command",
-        "finished runs on a page with figures",
+        "show finished runs on a page with figures",
+    ),
+    "serve": Command(
+        "moetta.commands.serve", "Serve", "serve", "serve an adapting classifier over HTTP"
     ),
     "methods": Command(
-        "moetta.commands.methods", "Methods", "methods", "the methods and their settings"
+        "moetta.commands.methods", "Methods", "methods", "list the methods and their settings"
     ),
-    "models": Command("moetta.commands.models", "Models", "models", "the models that need no path"),
+    "models": Command(
+        "moetta.commands.models", "Models", "models", "list the models that have a name"
+    ),
     "doctor": Command(
-        "moetta.commands.doctor", "Doctor", "doctor", "what this machine has, and a self-test"
+        "moetta.commands.doctor", "Doctor", "doctor", "check this machine and the installation"
     ),
     "corrupt": Command(
         "moetta.commands.corrupt",
         "Corrupt",
         "corrupt",
-        "write an ImageNet-C-style tree from a folder of images",
+        "write a tree like ImageNet-C from a folder of images",
     ),
     "train-model": Command(
         "moetta.commands.train_model",
@@ -95,30 +114,71 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"moetta: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
-    command = COMMANDS[name]
     try:
-        module = importlib.import_module(command.module)
-    except ModuleNotFoundError as error:
-        if error.name not in BENCH_EXTRA:
-            raise
-        print(
-            f"moetta {name}: this command needs {error.name}, which is not installed; install "
-            "moetta with its bench extra: pip install 'moetta[bench]' (from a checkout: pip "
-            "install '.[bench]')",
-            file=sys.stderr,
-        )
-        return 1
-    options = tyro.cli(getattr(module, command.options), prog=f"moetta {name}", args=rest)
-    try:
-        getattr(module, command.function)(options)
+        with _messages_to_stderr():
+            _call(name, COMMANDS[name], rest)
     except (ValueError, OSError) as error:
-        # Expected refusals explain themselves; a traceback would hide the explanation.
+        # Expected errors explain themselves; a traceback would hide the explanation.
         print(f"moetta {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
         print(f"\nmoetta {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
+
+
+def _call(name: str, command: Command, arguments: list[str]) -> None:
+    try:
+        module = importlib.import_module(command.module)
+        options = tyro.cli(getattr(module, command.options), prog=f"moetta {name}", args=arguments)
+        with _sigterm_as_ctrl_c():
+            getattr(module, command.function)(options)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        extra = EXTRAS[package]
+        raise ValueError(
+            f"this command needs {package}, which is not installed; install moetta with its "
+            f"{extra} extra: pip install 'moetta[{extra}]' (from a checkout: pip install "
+            f"'.[{extra}]')"
+        ) from error
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _messages_to_stderr() -> Iterator[None]:
+    """Within the block the library's messages appear on stderr as plain lines, once each."""
+    logger, handler = logging.getLogger("moetta"), _StderrHandler()
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # whoever configures the root logger must not print them again
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever stderr is at the moment: a live table replaces it for a while."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,68 @@
-"""Options that several commands share."""
+"""What several commands share: options, running cells, writing the page."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from moetta.bench.backends import Outcome
-from moetta.bench.cell import Cell
+from moetta.bench.cell import Cell, CellOptions, ComputeOptions
 from moetta.bench.grid import run_grid
+from moetta.bench.progress import Outcome
 from moetta.commands.display import make_display
+from moetta.methods import list_methods
+from moetta.paper.published import METHODS as PAPER_METHODS
 
 
 @dataclass(frozen=True)
-class Running:
+class Running(ComputeOptions):
     """How and where cells are run."""
 
     out: Path = Path("runs")
-    """Folder of the results; what is finished there is not run again."""
+    """Folder of the results; finished runs in it are not run again."""
     workers: int = 1
-    """Runs at the same time, each in a process of its own."""
-    threads: int | None = None
-    """CPU threads of a run; by default all, shared among the workers."""
-    loaders: int = 0
-    """Processes that read images ahead, for each run; 0 reads in the run's own."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, mps."""
+    """How many runs to compute at the same time, each in its own process."""
     checkpoint_seconds: float = 30.0
-    """How much work a killed process may lose."""
+    """How many seconds of work a killed process may lose."""
     json: bool = False
-    """Print JSON, one object a line, for machines."""
+    """Print JSON for machines, one object per line."""
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
-        """Run cells and show how they fare."""
-        return run_grid(
-            cells,
-            self.out,
-            workers=self.workers,
-            display=make_display(self.json),
-            checkpoint_seconds=self.checkpoint_seconds,
-        )
+        """Run cells and show their progress."""
+        with make_display(self.json) as display:
+            return run_grid(
+                cells,
+                self.out,
+                workers=self.workers,
+                listener=display,
+                checkpoint_seconds=self.checkpoint_seconds,
+            )
 
 
-def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path | None:
-    """The HTML page of some runs; None, with the reason on stderr, where it cannot be made."""
-    try:
-        from moetta.commands.report import make_report
-    except ImportError as error:
-        print(f"no report page: {error} (pip install 'moetta[bench]')", file=sys.stderr)
-        return None
+def cell_fields(options: Running) -> dict[str, Any]:
+    """The fields of a cell among a command's options, under the same names."""
+    given = {f.name for f in fields(options)}
+    names = [f.name for f in fields(CellOptions) if f.name in given]
+    return {name: getattr(options, name) for name in names}
+
+
+def expand_methods(names: Sequence[str]) -> list[str]:
+    """Method names, with each group (``all``, ``paper``, or a group of methods) spelt out."""
+    known, chosen = list_methods(), list[str]()
+    for name in names:
+        if name == "all":
+            chosen += known
+        elif name == "paper":
+            chosen += PAPER_METHODS
+        else:
+            grouped = [m.name for m in known.values() if m.group == name]
+            chosen += [name] if name in known else grouped or [name]
+    return list(dict.fromkeys(chosen))
+
+
+def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
+    """Write the HTML page of some runs."""
+    from moetta.commands.report import make_report  # matplotlib takes a while to load
+
     return make_report(folders, out, title=title)

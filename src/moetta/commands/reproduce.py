@@ -1,4 +1,4 @@
-"""`moetta reproduce`: a table or figure of the paper, with the paper's figures beside ours."""
+"""`moetta reproduce`: a table or figure of the paper, with the paper's numbers next to ours."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from moetta.bench.backends import Outcome
-from moetta.bench.grid import finished, require_all
+from moetta.bench.cell import DataOptions
+from moetta.bench.grid import finished_folders, require_all
+from moetta.bench.progress import Outcome
 from moetta.commands.console import make_console
-from moetta.commands.options import Running, write_report
-from moetta.paper.experiments import EXPERIMENTS, Setting
-from moetta.paper.experiments.setting import EMBEDDED_MODELS, Found
+from moetta.commands.options import Running, cell_fields, write_report
+from moetta.paper.experiments import EXPERIMENTS, Workload
+from moetta.paper.experiments.workload import EMBEDDED_MODELS, Found
 from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import load_run
 from moetta.results.tables import Column, Entry, Table, write_tables
@@ -29,31 +30,20 @@ from moetta.suggest import nearest
 
 
 @dataclass(frozen=True)
-class Reproduce(Running):
-    """Reproduce a result of the paper on ImageNet (--data), else on the embedded benchmark.
+class Reproduce(Running, DataOptions):
+    """Reproduce a result of the paper on ImageNet (--data), or else on the embedded benchmark.
 
-    Prints the paper's figures beside ours; tables (CSV, Markdown, LaTeX) and pictures go to the
-    folder of the results, under paper/NAME. Interrupted, the same command resumes.
+    Prints the paper's numbers next to ours. Tables (CSV, Markdown, LaTeX) and figures go to the
+    results folder, under paper/NAME. If interrupted, the same command resumes.
     """
 
     name: tyro.conf.Positional[str] = "all"
     """table1, table2, table3, scalability, grid-search, gradient-cosine, tsne, expert-similarity,
     expert-heatmaps, partial-replacement, sensitivity, theory, or all."""
-    data: Path | None = None
-    """Folder of the paper's data sets (imagenet-val, imagenet-c, ...), or of CIFAR-10 for the cifar
-    models; without it the embedded benchmark is used."""
     models: tuple[str, ...] = ()
-    """Models; by default the paper's with --data, else the two embedded ones."""
-    weights: Path | None = None
-    """Load the weights from this safetensors file; for a single model."""
+    """Models; by default the paper's with --data, or else the two embedded ones."""
     seeds: tuple[int, ...] | None = None
-    """Seeds; by default as many as the paper used: three for table1, else one."""
-    limit: int | None = None
-    """Use only this many images of each stream."""
-    batch_size: int = 64
-    """Images in a batch."""
-    partial: bool = False
-    """Accept data sets that lack images."""
+    """Seeds; by default as many as the paper used: three for table1, one elsewhere."""
     report: Path | None = None
     """Also write an HTML page of the runs."""
 
@@ -62,7 +52,7 @@ def reproduce(options: Reproduce) -> None:
     """Run what an experiment needs, print and write its tables.
 
     Raises:
-        ValueError: something failed; only after all that did not is shown and written.
+        ValueError: something failed; everything that did not is shown and written first.
     """
     if options.name != "all" and options.name not in EXPERIMENTS:
         hint = nearest(options.name, [*EXPERIMENTS, "all"])
@@ -75,13 +65,12 @@ def reproduce(options: Reproduce) -> None:
     if options.report is not None and folders:
         with _noted("report", failures):
             page = write_report(list(dict.fromkeys(folders)), options.report)
-            if page is not None:
-                print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+            print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
     if failures:
         raise _together(failures) if len(names) > 1 else failures[0][1]
 
 
-def make_setting(name: str, options: Reproduce) -> Setting:
+def make_workload(name: str, options: Reproduce) -> Workload:
     """What an experiment runs on."""
     models = options.models
     if not models and options.data is None:
@@ -90,42 +79,34 @@ def make_setting(name: str, options: Reproduce) -> Setting:
         vit, convnext, large = PAPER_MODELS
         models = (large,) if name == "scalability" else (vit, convnext)
     if options.weights is not None and len(models) > 1:
-        raise ValueError("--weights is one model's: name it with --models")
-    common: dict[str, Any] = {
-        "limit": options.limit,
-        "batch_size": options.batch_size,
-        "weights": None if options.weights is None else str(options.weights),
-        "partial": options.partial,
-        "loaders": options.loaders,
-        "device": options.device,
-        "threads": options.threads,
-    }
-    if options.data is not None and all(model in PAPER_MODELS for model in models):
+        raise ValueError("--weights belongs to one model: name it with --models")
+    common = cell_fields(options)
+    data = common.pop("data")
+    if data is not None and all(model in PAPER_MODELS for model in models):
         common["preprocess"] = "paper"
-    data = None if options.data is None else str(options.data)
-    return Setting(models, data, options.seeds, common)
+    return Workload(models, data, options.seeds, common)
 
 
 def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -> list[Path]:
-    """Run and show one experiment; the folders of what finished."""
+    """Run and show one experiment; returns the folders of the finished runs."""
     experiment = EXPERIMENTS[name]
     make_console(stderr=options.json).rule(f"{name}: {experiment.title}", align="left")
     outcomes: list[Outcome] = []
     with _noted(name, failures):
-        setting = make_setting(name, options)
-        cells = experiment.cells(setting)
+        workload = make_workload(name, options)
+        cells = experiment.cells(workload)
         outcomes = options.run(cells) if cells else []
         found = {c: load_run(o.folder) for c, o in zip(cells, outcomes, strict=True) if o.folder}
         if found or not cells:
-            with _noted(name, failures):  # a gap in a table does not hide which run failed
-                _show(name, setting, found, options)
+            with _noted(name, failures):  # a table with a gap must not hide which run failed
+                _show(name, workload, found, options)
         require_all(cells, outcomes)
-    return finished(outcomes)
+    return finished_folders(outcomes)
 
 
 @contextlib.contextmanager
 def _noted(name: str, failures: list[tuple[str, Exception]]) -> Iterator[None]:
-    """Keeps an error for the end: one experiment must not cost the user the others."""
+    """Keep an error for the end, so that one failing experiment does not cost the others."""
     try:
         yield
     except Exception as error:
@@ -133,21 +114,21 @@ def _noted(name: str, failures: list[tuple[str, Exception]]) -> Iterator[None]:
 
 
 def _together(failures: Sequence[tuple[str, Exception]]) -> ValueError:
-    told: dict[str, list[str]] = {}  # a missing folder is the same trouble everywhere
+    reasons: dict[str, list[str]] = {}  # a missing folder fails many experiments the same way
     for name, error in failures:
         if not isinstance(error, (ValueError, OSError)):  # not the user's fault
             traceback.print_exception(error)
-        told.setdefault(str(error), []).append(name)
-    return ValueError("\n".join(f"{', '.join(names)}: {error}" for error, names in told.items()))
+        reasons.setdefault(str(error), []).append(name)
+    return ValueError("\n".join(f"{', '.join(names)}: {error}" for error, names in reasons.items()))
 
 
-def _show(name: str, setting: Setting, found: Found, options: Reproduce) -> None:
+def _show(name: str, workload: Workload, found: Found, options: Reproduce) -> None:
     place = options.out / "paper" / name
     try:
-        tables = EXPERIMENTS[name].present(setting, found, place)
-    except KeyboardInterrupt:  # those that are no grid compute here
+        tables = EXPERIMENTS[name].present(workload, found, place)
+    except KeyboardInterrupt:  # experiments without a grid compute here
         raise KeyboardInterrupt(
-            f"stopped in {name}; the same command resumes, and what is finished is not run again"
+            f"stopped in {name}; the same command resumes, without repeating finished runs"
         ) from None
     write_tables(tables, place)
     console = make_console(stderr=options.json)
@@ -156,19 +137,19 @@ def _show(name: str, setting: Setting, found: Found, options: Reproduce) -> None
             print(json.dumps({"event": "table", "experiment": name, **as_record(made)}))
         else:
             print_table(console, made)
-    console.print(escape(f"tables and pictures: {place}"), highlight=False)
+    console.print(escape(f"tables and figures: {place}"), highlight=False)
 
 
 def as_record(made: Table) -> dict[str, Any]:
     """A table as plain data."""
     columns = [column.header for column in made.columns]
-    rows = [[entry.value for entry in row] for row in made.rows]
+    rows = [[cell.value for cell in row] for row in made.rows]
     return {"name": made.name, "caption": made.caption, "columns": columns, "rows": rows,
             "notes": list(made.notes)}  # fmt: skip
 
 
 def print_table(console: Console, made: Table) -> None:
-    """A table in the terminal: bold best, the spread after ±."""
+    """Print a table: the best value in bold, the standard deviation after ±."""
     shown = RichTable(title=escape(made.caption), title_justify="left")
     for place, column in enumerate(made.columns):
         shown.add_column(

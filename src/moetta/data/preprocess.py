@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -199,12 +199,15 @@ def _from_processor(p: Any) -> Preprocess:
     """What a Hugging Face image processor does."""
     from PIL.Image import Resampling
 
+    def part(size: Any, name: str) -> Any:  # older processors have dictionaries
+        return size.get(name) if isinstance(size, Mapping) else getattr(size, name, None)
+
     def sides(size: Any) -> tuple[int, int] | None:
-        height, width = getattr(size, "height", None), getattr(size, "width", None)
+        height, width = part(size, "height"), part(size, "width")
         return (height, width) if height and width else None
 
     crop = sides(p.crop_size) if getattr(p, "do_center_crop", False) else None
-    edge, exact = getattr(p.size, "shortest_edge", None), sides(p.size)
+    edge, exact = part(p.size, "shortest_edge"), sides(p.size)
     crop_pct = getattr(p, "crop_pct", None)
     mode = "center"
     if exact:  # resized to exactly that, then perhaps cropped

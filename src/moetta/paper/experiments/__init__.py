@@ -1,12 +1,12 @@
-"""The paper's experiments: each makes cells, and turns their results into tables and pictures."""
+"""The paper's experiments: each makes cells and turns their results into tables and figures."""
 
 from moetta.paper.experiments.embedding import TSNE_FIGURE
 from moetta.paper.experiments.experts import HEATMAPS, SIMILARITY
 from moetta.paper.experiments.gradients import GRADIENT_COSINE
 from moetta.paper.experiments.main_tables import SCALABILITY, TABLE1, TABLE2
-from moetta.paper.experiments.setting import Experiment, Setting
 from moetta.paper.experiments.sweeps import GRID_SEARCH, PARTIAL, SENSITIVITY, TABLE3
 from moetta.paper.experiments.theory import THEORY
+from moetta.paper.experiments.workload import Experiment, Workload
 
 EXPERIMENTS: dict[str, Experiment] = {
     "table1": TABLE1,
@@ -23,4 +23,4 @@ EXPERIMENTS: dict[str, Experiment] = {
     "theory": THEORY,
 }
 
-__all__ = ["EXPERIMENTS", "Experiment", "Setting"]
+__all__ = ["EXPERIMENTS", "Experiment", "Workload"]

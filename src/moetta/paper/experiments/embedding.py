@@ -1,22 +1,25 @@
-"""The t-SNE figure: do the data sets of potpourri lie apart in the model's last features?"""
+"""The t-SNE figure: are the data sets of potpourri separate in the model's last features?"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
 
 from moetta import figures
+from moetta.bench.cell import Cell
 from moetta.bench.protocol import Prepared
 from moetta.bench.run_folder import CLEAN, write_frame
 from moetta.data import Domain
 from moetta.data.corruptions import CLASSICAL
 from moetta.nn.features import Features
-from moetta.paper.experiments.domains import prepared, single
-from moetta.paper.experiments.setting import Experiment, Found, Setting, no_cells
+from moetta.paper.experiments.domains import domain_stream, prepare_whole, single_cell
+from moetta.paper.experiments.kept import kept
+from moetta.paper.experiments.workload import Experiment, Found, Workload, no_cells
 from moetta.paper.published import published
 from moetta.results.tables import Column, Entry, Table, table
 
@@ -26,7 +29,7 @@ NEIGHBOURS = 10
 
 @torch.no_grad()
 def last_features(model: Any, images: Tensor) -> Tensor:
-    """What the classifier's last layer sees, one vector a sample: of a ViT, the class token."""
+    """What the classifier's last layer sees, one vector per sample: of a ViT, the class token."""
     if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         found: Tensor = model.forward_head(model.forward_features(images), pre_logits=True)
         return found.flatten(1)
@@ -36,56 +39,65 @@ def last_features(model: Any, images: Tensor) -> Tensor:
     return features.join(heard)
 
 
-def _present(setting: Setting, _: Found, folder: Path) -> list[Table]:
+def _places(cell: Cell) -> dict[str, Tensor]:
+    """For each data set [n, 3]: place in the plane, share of neighbours from the same set."""
     from sklearn.manifold import TSNE
     from sklearn.neighbors import NearestNeighbors
 
-    stream = "potpourri" if "potpourri" in setting.streams else setting.classical
-    made = prepared(setting, "tsne", stream)
+    made = prepare_whole(cell)
     sets = _data_sets(made.stream.domains)
-    limit = setting.common.get("limit")
-    most = SAMPLES if limit is None else max(8, limit // len(sets))
-    names, parts = [], []
-    for name, domains in sets.items():
-        features = _features(made, domains, most)
-        parts.append(features)
-        names += [name] * len(features)
-    x = torch.cat(parts).numpy()
+    most = SAMPLES if cell.limit is None else max(8, cell.limit // len(sets))
+    features = {name: _features(made, domains, most) for name, domains in sets.items()}
+    label = np.repeat(list(features), [len(f) for f in features.values()])
+    x = torch.cat(list(features.values())).numpy()
     perplexity = min(30.0, (len(x) - 1) / 3)
     places = TSNE(init="pca", random_state=0, perplexity=perplexity).fit_transform(x)
-    frame = pl.DataFrame({"data_set": names, "x": places[:, 0], "y": places[:, 1]})
-    folder.mkdir(parents=True, exist_ok=True)
-    write_frame(folder / "tsne.parquet", frame)
-    masks = {name: (frame["data_set"] == name).to_numpy() for name in sets}
-    figures.save(
-        figures.points({name: places[mask] for name, mask in masks.items()}), folder / "tsne"
-    )
-    k = min(NEIGHBOURS, len(x) - 1)
+    k = _neighbours(len(x))
     near = NearestNeighbors(n_neighbors=k + 1).fit(x).kneighbors(return_distance=False)[:, 1:]
-    label = frame["data_set"].to_numpy()
     same = (label[near] == label[:, None]).mean(1)
+    found = torch.from_numpy(np.column_stack([places, same])).double()
+    return {name: found[torch.from_numpy(label == name)] for name in sets}
+
+
+def _neighbours(samples: int) -> int:
+    return min(NEIGHBOURS, samples - 1)
+
+
+def _present(workload: Workload, _: Found, folder: Path) -> list[Table]:
+    stream = "potpourri" if "potpourri" in workload.streams else workload.classical
+    cell = single_cell(workload, "tsne", stream)
+    sets = kept(folder / "tsne.safetensors", cell, lambda: _places(cell))
+    names = [name for name, found in sets.items() for _ in found]
+    together = torch.cat(list(sets.values())).numpy()
+    frame = pl.DataFrame({"data_set": names, "x": together[:, 0], "y": together[:, 1]})
+    write_frame(folder / "tsne.parquet", frame)
+    drawn = figures.points({name: found[:, :2].numpy() for name, found in sets.items()})
+    figures.save(drawn, folder / "tsne")
     rows = [
         [
             Entry(name),
-            Entry(float(mask.sum())),
-            Entry(float(100 * same[mask].mean())),
-            Entry(float(100 * mask.mean())),
+            Entry(float(len(found))),
+            Entry(float(100 * found[:, 2].mean())),
+            Entry(100 * len(found) / len(names)),
         ]
-        for name, mask in masks.items()
+        for name, found in sets.items()
     ]
     columns = [
         Column("data set"),
         Column("images", digits=0),
-        Column(f"of {k} neighbours, same set", "%"),
+        Column(f"of {_neighbours(len(names))} neighbours, same set", "%"),
         Column("by chance", "%"),
     ]
-    caption = f"Neighbours in the last features of {setting.models[0]}, without adaptation"
-    notes = [setting.ours, f"The paper's figure: {published()['figures']['tsne']}."]
+    caption = f"Neighbours in the last features of {workload.models[0]}, without adaptation"
+    notes = [
+        workload.ours,
+        f"The paper's figure: {published()['figures']['tsne']}.",
+    ]
     return [table("tsne", caption, columns, rows, notes)]
 
 
 def _data_sets(domains: tuple[Domain, ...]) -> dict[str, list[Domain]]:
-    """The corruptions as one data set, each other domain as its own; clean images left out."""
+    """The corruptions as one data set, every other domain as its own; without clean images."""
     sets: dict[str, list[Domain]] = {}
     for domain in domains:
         if domain.name in CLEAN:
@@ -96,10 +108,10 @@ def _data_sets(domains: tuple[Domain, ...]) -> dict[str, list[Domain]]:
 
 
 def _features(made: Prepared, domains: list[Domain], most: int) -> Tensor:
-    batches = single(made, domains, most)
+    batches = domain_stream(made, domains, most)
     device = made.cell.device
     parts = [last_features(made.model, batch.to(device).images).cpu() for batch in batches]
     return torch.cat(parts).float()
 
 
-TSNE_FIGURE = Experiment("do the data sets lie apart?", no_cells, _present)
+TSNE_FIGURE = Experiment("are the data sets separate?", no_cells, _present)

@@ -1,4 +1,4 @@
-"""How MoETTA's experts come to differ: along the stream, and at its end."""
+"""How MoETTA's experts become different: along the stream, and at its end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from moetta import figures
 from moetta.bench.cell import Cell
 from moetta.bench.meter import mean_cosine, pairwise_cosine
 from moetta.files import read_safetensors
-from moetta.paper.experiments.setting import Experiment, Found, Setting
+from moetta.paper.experiments.workload import Experiment, Found, Workload
 from moetta.paper.published import published
 from moetta.results.tables import Column, Entry, Table, table
 
 
-def _cells(setting: Setting, experiment: str, stream: str) -> list[Cell]:
-    return setting.cells(experiment, (42,), model=setting.models[0], method="moetta", stream=stream)
+def _cells(workload: Workload, experiment: str, stream: str) -> list[Cell]:
+    return workload.cells(
+        experiment, (42,), model=workload.models[0], method="moetta", stream=stream
+    )
 
 
-def _similarity_cells(setting: Setting) -> list[Cell]:
-    return _cells(setting, "expert-similarity", setting.classical)
+def _similarity_cells(workload: Workload) -> list[Cell]:
+    return _cells(workload, "expert-similarity", workload.classical)
 
 
-def _similarity(setting: Setting, found: Found, folder: Path) -> list[Table]:
+def _similarity(workload: Workload, found: Found, folder: Path) -> list[Table]:
     run = next(iter(found.values()))
     frame = run.frame("similarity")
     moments = frame["step"].unique().sort()
@@ -49,16 +51,24 @@ def _similarity(setting: Setting, found: Found, folder: Path) -> list[Table]:
     steps = [f"batch {early}", f"batch {middle}", "end"]
     columns = [Column("layer")]
     columns += [Column(f"{what}, {step}") for what in ("weights", "biases") for step in steps]
-    caption = f"Mean cosine between experts, {setting.models[0]}, {setting.classical}"
+    caption = f"Mean cosine between experts, {workload.models[0]}, {workload.classical}"
     printed = f"The paper's figure: {published()['figures']['expert_similarity']}."
-    return [table("expert-similarity", caption, columns, rows, [setting.ours, printed])]
+    return [
+        table(
+            "expert-similarity",
+            caption,
+            columns,
+            rows,
+            [workload.ours, printed],
+        )
+    ]
 
 
-def _heat_cells(setting: Setting) -> list[Cell]:
-    return _cells(setting, "expert-heatmaps", setting.richest)
+def _heat_cells(workload: Workload) -> list[Cell]:
+    return _cells(workload, "expert-heatmaps", workload.richest)
 
 
-def _heat(setting: Setting, found: Found, folder: Path) -> list[Table]:
+def _heat(workload: Workload, found: Found, folder: Path) -> list[Table]:
     run = next(iter(found.values()))
     tensors, _ = read_safetensors(run.folder / "experts.safetensors")
     layers = run.frame("similarity")["layer"].unique(maintain_order=True)
@@ -79,10 +89,10 @@ def _heat(setting: Setting, found: Found, folder: Path) -> list[Table]:
     columns = [Column("layer")]
     columns += [Column(f"{k}, {what}") for k in ("weights", "biases") for what in ("mean", "least")]
     columns += [Column("experts used", digits=0)]
-    caption = f"Cosines between experts after {setting.richest}, {setting.models[0]}"
+    caption = f"Cosines between experts after {workload.richest}, {workload.models[0]}"
     printed = f"The paper's figure: {published()['figures']['expert_heatmaps']}."
-    return [table("expert-heatmaps", caption, columns, rows, [setting.ours, printed])]
+    return [table("expert-heatmaps", caption, columns, rows, [workload.ours, printed])]
 
 
 SIMILARITY = Experiment("how experts diverge along the stream", _similarity_cells, _similarity)
-HEATMAPS = Experiment("how alike experts are at the end", _heat_cells, _heat)
+HEATMAPS = Experiment("how similar experts are at the end", _heat_cells, _heat)

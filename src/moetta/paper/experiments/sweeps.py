@@ -1,4 +1,4 @@
-"""MoETTA's ablations and sweeps, and the learning rates of the others."""
+"""MoETTA's ablations and sweeps, and the learning rates of the other methods."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from moetta import figures
-from moetta.bench.cell import Cell, settings
-from moetta.bench.models import load_model
-from moetta.methods.moetta import indexed_norms
-from moetta.paper.experiments.setting import (
+from moetta.bench.cell import Cell, resolve_config
+from moetta.bench.models import load_architecture
+from moetta.methods.moetta import MoETTAConfig, indexed_norms
+from moetta.paper.experiments.workload import (
     Experiment,
     Found,
-    Setting,
+    Workload,
     pick,
 )
 from moetta.paper.published import published
@@ -41,12 +41,12 @@ ABLATIONS: dict[str, tuple[tuple[str, Any], ...]] = {
 
 
 def _moetta(
-    setting: Setting, experiment: str, stream: Any, variant: str | None, **changes: Any
+    workload: Workload, experiment: str, stream: Any, variant: str | None, **changes: Any
 ) -> list[Cell]:
-    return setting.cells(
+    return workload.cells(
         experiment,
         (42,),
-        model=setting.models[0],
+        model=workload.models[0],
         method="moetta",
         stream=stream,
         variant=variant,
@@ -54,52 +54,52 @@ def _moetta(
     )
 
 
-def _table3_cells(setting: Setting) -> list[Cell]:
-    streams = list(setting.streams)
+def _table3_cells(workload: Workload) -> list[Cell]:
+    streams = list(workload.streams)
     return [
         cell
         for name, overrides in ABLATIONS.items()
         for cell in _moetta(
-            setting, "table3", streams, None if name == "full" else name, **dict(overrides)
+            workload, "table3", streams, None if name == "full" else name, **dict(overrides)
         )
     ]
 
 
-def _table3(setting: Setting, found: Found, _: Path) -> list[Table]:
+def _table3(workload: Workload, found: Found, _: Path) -> list[Table]:
     rows = []
     for name in ABLATIONS:
         row = [Entry(name.replace("_", " "))]
         printed = published()["table3"][name]
         means = []
-        for place, stream in enumerate(setting.streams):
+        for place, stream in enumerate(workload.streams):
             ours = pick(found, stream=stream, variant=None if name == "full" else name)
             row += beside(ours, Printed(printed[place]))
             means += [ours.accuracy.mean] if ours else []
-        mean = statistics.fmean(means) if len(means) == len(setting.streams) else None
+        mean = statistics.fmean(means) if len(means) == len(workload.streams) else None
         gap = None if mean is None else mean - printed[3]
         row += [Entry(mean), Entry(printed[3]), Entry(gap, signed=True)]
         rows.append(row)
     columns = [Column("MoETTA")]
-    for stream in setting.streams:
+    for stream in workload.streams:
         columns += beside_columns(stream)
     columns += beside_columns("average")
-    caption = f"Ablations of MoETTA, {setting.models[0]} beside the paper's vit_base"
-    return [table("table3", caption, columns, rows, [setting.ours])]
+    caption = f"Ablations of MoETTA, {workload.models[0]} beside the paper's vit_base"
+    return [table("table3", caption, columns, rows, [workload.ours])]
 
 
 EXPERTS = (3, 6, 9, 12)
 LAMBDAS = (0.05, 0.2, 0.5, 1.0)
 
 
-def _sensitivity_cells(setting: Setting) -> list[Cell]:
+def _sensitivity_cells(workload: Workload) -> list[Cell]:
     return [
         cell
         for experts in EXPERTS
         for balance in LAMBDAS
         for cell in _moetta(
-            setting,
+            workload,
             "sensitivity",
-            setting.classical,
+            workload.classical,
             f"experts={experts},balance={balance:g}",
             experts=experts,
             balance=balance,
@@ -107,7 +107,7 @@ def _sensitivity_cells(setting: Setting) -> list[Cell]:
     ]
 
 
-def _sensitivity(setting: Setting, found: Found, folder: Path) -> list[Table]:
+def _sensitivity(workload: Workload, found: Found, folder: Path) -> list[Table]:
     values: list[list[float | None]] = []
     rows = []
     for experts in EXPERTS:
@@ -119,15 +119,16 @@ def _sensitivity(setting: Setting, found: Found, folder: Path) -> list[Table]:
     names = [f"{e}" for e in EXPERTS], [f"{b:g}" for b in LAMBDAS]
     drawn = figures.heat_map(values, *names, x="lambda", y="experts", label="accuracy %")
     figures.save(drawn, folder / "sensitivity")
-    caption = f"Experts and balance weight, {setting.models[0]}, {setting.classical}"
+    caption = f"Experts and balance weight, {workload.models[0]}, {workload.classical}"
     printed = f"The paper's figure: {published()['figures']['sensitivity']}."
-    return [table("sensitivity", caption, columns, rows, [setting.ours, printed])]
+    return [table("sensitivity", caption, columns, rows, [workload.ours, printed])]
 
 
-def _layers(setting: Setting) -> int:
-    _, config = settings(Cell("moetta", setting.classical, setting.models[0]))
-    model = load_model(setting.models[0], setting.common.get("weights"))
-    return len(indexed_norms(model, config.channels_first))  # type: ignore[attr-defined]
+def _layers(workload: Workload) -> int:
+    _, config = resolve_config(Cell("moetta", workload.classical, workload.models[0]))
+    assert isinstance(config, MoETTAConfig)
+    model = load_architecture(workload.models[0])  # its weights may be gone, and do not matter
+    return len(indexed_norms(model, config.channels_first))
 
 
 def _spans(layers: int) -> list[tuple[str, str]]:
@@ -138,16 +139,18 @@ def _spans(layers: int) -> list[tuple[str, str]]:
     return [("all replaced", ""), *shallow, *deep]
 
 
-def _partial_cells(setting: Setting) -> list[Cell]:
+def _partial_cells(workload: Workload) -> list[Cell]:
     return [
         cell
-        for name, frozen in _spans(_layers(setting))
-        for cell in _moetta(setting, "partial-replacement", setting.classical, name, frozen=frozen)
+        for name, frozen in _spans(_layers(workload))
+        for cell in _moetta(
+            workload, "partial-replacement", workload.classical, name, frozen=frozen
+        )
     ]
 
 
-def _partial(setting: Setting, found: Found, folder: Path) -> list[Table]:
-    layers = _layers(setting)
+def _partial(workload: Workload, found: Found, folder: Path) -> list[Table]:
+    layers = _layers(workload)
     rows, full = [], pick(found, variant="all replaced")
     curves: dict[str, tuple[list[float], list[float]]] = {
         "0..k frozen": ([], []),
@@ -164,52 +167,54 @@ def _partial(setting: Setting, found: Found, folder: Path) -> list[Table]:
             curves[label][1].append(ours.accuracy.mean)
     figures.save(figures.lines(curves, "k", "accuracy %"), folder / "partial-replacement")
     columns = [Column("layers"), Column("accuracy", "%", best="high"), Column("vs all replaced")]
-    caption = f"Which of the {layers} norm layers get experts, {setting.models[0]}"
+    caption = f"Which of the {layers} norm layers get experts, {workload.models[0]}"
     printed = f"The paper's figure: {published()['figures']['partial_replacement']}."
-    return [table("partial-replacement", caption, columns, rows, [setting.ours, printed])]
+    return [table("partial-replacement", caption, columns, rows, [workload.ours, printed])]
 
 
-def _rates(setting: Setting, method: str) -> dict[float, float]:
-    """The paper's learning rates and ours: the same multiples of the rate chosen for the model."""
+def _rates(workload: Workload, method: str) -> dict[float, float]:
+    """The paper's learning rates, and ours: the same multiples of the rate chosen for the model."""
     printed = {float(rate): float(acc) for rate, acc in published()["grid_search"][method].items()}
     best = max(printed, key=lambda rate: printed[rate])
-    cell = Cell(method, setting.classical, setting.models[0])
-    chosen = float(settings(cell)[1].lr) if setting.data is None else best  # type: ignore[attr-defined]
+    cell = Cell(method, workload.classical, workload.models[0])
+    chosen = float(resolve_config(cell)[1].to_dict()["lr"]) if workload.data is None else best
     return {rate: float(f"{rate * chosen / best:.6g}") for rate in printed}
 
 
-def _grid_cells(setting: Setting) -> list[Cell]:
+def _grid_cells(workload: Workload) -> list[Cell]:
     return [
         cell
         for method in published()["grid_search"]
-        for rate in _rates(setting, method).values()
-        for cell in setting.cells(
+        for rate in _rates(workload, method).values()
+        for cell in workload.cells(
             "grid-search",
             (42,),
-            model=setting.models[0],
+            model=workload.models[0],
             method=method,
-            stream=setting.classical,
+            stream=workload.classical,
             variant=f"lr={rate:g}",
             overrides=(("lr", rate),),
         )
     ]
 
 
-def _grid(setting: Setting, found: Found, _: Path) -> list[Table]:
+def _grid(workload: Workload, found: Found, _: Path) -> list[Table]:
     made = []
     for method, printed in published()["grid_search"].items():
         accuracy = {float(rate): float(value) for rate, value in printed.items()}
         rows = []
-        for theirs, mine in _rates(setting, method).items():
+        for theirs, mine in _rates(workload, method).items():
             ours = pick(found, method=method, variant=f"lr={mine:g}")
             rows.append(
                 [Entry(f"{mine:g}"), Entry(f"{theirs:g}"), *beside(ours, Printed(accuracy[theirs]))]
             )
         columns = [Column("lr, ours"), Column("lr, paper"), *beside_columns("accuracy")]
-        caption = f"Learning rates of {method}, {setting.models[0]}, {setting.classical}"
-        notes = [setting.ours]
-        if setting.data is None:
-            notes.append("Our rates are the paper's times one factor, which puts its best on ours.")
+        caption = f"Learning rates of {method}, {workload.models[0]}, {workload.classical}"
+        notes = [workload.ours]
+        if workload.data is None:
+            notes.append(
+                "Our rates are the paper's times a factor that turns its best rate into ours."
+            )
         made.append(table(f"grid-search-{method}", caption, columns, rows, notes))
     return made
 

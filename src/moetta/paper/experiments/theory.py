@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moetta.nn.moe import Routing, balance_loss
-from moetta.paper.experiments.setting import Experiment, Found, Setting, no_cells
+from moetta.paper.experiments.workload import Experiment, Found, Workload, no_cells
 from moetta.results.tables import Column, Entry, Table, table
 
 DIMENSIONS = (1, 2, 4, 16, 64, 256, 1024)
@@ -52,9 +52,9 @@ def _first(trials: int) -> Table:
     ]
     caption = "Proposition 1: the cosine between two accumulated gradients tends to 1/2"
     note = (
-        f"{trials:,} draws a row. It holds: the distance from 1/2 falls like 1/d (times d it stays "
-        "bounded), and does not depend on the variance. It rests on Gaussian parameters around "
-        "the same mean, which a trained model's are not."
+        f"{trials:,} draws per row. It holds: the distance from 1/2 falls like 1/d (times d it "
+        "stays bounded) and does not depend on the variance. It assumes Gaussian parameters around "
+        "one mean; those of a trained model are not."
     )
     return table("theory-1", caption, columns, rows, [note])
 
@@ -103,14 +103,15 @@ def _second(trials: int) -> Table:
     ]
     caption = "Proposition 2: is the load-balancing loss at least 1?"
     note = (
-        f"{trials:,} routers a row. It does not hold: the proof equates the mean of the chosen "
-        "probabilities with the sum of F_e P_e, which differ. Nothing in the software relies on it."
+        f"{trials:,} routers per row. It does not hold: the proof equates the mean of the chosen "
+        "probabilities with the sum of F_e P_e, and these differ. Nothing in the software relies "
+        "on it."
     )
     return table("theory-2", caption, columns, rows, [note])
 
 
-def _present(setting: Setting, _: Found, __: Path) -> list[Table]:
-    limit = setting.common.get("limit")
+def _present(workload: Workload, _: Found, __: Path) -> list[Table]:
+    limit = workload.common.get("limit")
     trials = TRIALS if limit is None else min(TRIALS, max(2, limit))
     return [_first(trials), _second(max(2, trials // 20))]
 

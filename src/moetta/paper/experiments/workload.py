@@ -1,4 +1,4 @@
-"""What an experiment is: cells to run, and a way to set their results beside the paper's."""
+"""What an experiment is: cells to run, and a way to show their results next to the paper's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moetta.bench.cell import Cell, grid
+from moetta.bench.cell import Cell
+from moetta.bench.grid import make_grid
 from moetta.data.datasets import has_imagenet_c
 from moetta.paper.beside import caveat
 from moetta.results import Group, Run, make_group
@@ -20,14 +21,14 @@ Found = Mapping[Cell, Run]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """On what an experiment runs.
+class Workload:
+    """What an experiment runs on.
 
     Attributes:
-        models: the first is the ViT of the experiments that use one model.
+        models: experiments that use one model take the first.
         data: folder of the data sets; None is the embedded benchmark.
-        seeds: seeds; None is the experiment's own choice.
-        common: further fields of all cells.
+        seeds: seeds; None leaves the choice to the experiment.
+        common: other fields of all cells.
     """
 
     models: tuple[str, ...] = EMBEDDED_MODELS
@@ -37,7 +38,7 @@ class Setting:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams: the paper's three, or CIFAR-10's one for CIFAR-10's models."""
+        """The paper's three streams, or the one of CIFAR-10 for its models."""
         return ("cifar10-c",) if self.models[0].startswith("cifar") else STREAMS
 
     @property
@@ -47,11 +48,11 @@ class Setting:
 
     @property
     def richest(self) -> str:
-        """Potpourri+, or the nearest there is."""
+        """Potpourri+, or the nearest that exists."""
         return self.streams[-1]
 
     def cells(self, experiment: str, seeds: Sequence[int], **axes: Any) -> list[Cell]:
-        """A grid on this setting's data; its models and seeds unless the axes say otherwise."""
+        """A grid on this workload's data, with its models and seeds unless the axes differ."""
         fields = {
             "model": list(self.models),
             "seed": list(self.seeds or seeds),
@@ -59,23 +60,28 @@ class Setting:
             "experiment": experiment,
             **self.common,
         }
-        return grid(**{**fields, **axes})
+        return make_grid(**{**fields, **axes})
 
     @property
     def ours(self) -> str:
         """The caveat for the experiments that use one model."""
         return self.caveat(self.models[0])
 
-    def caveat(self, model: str) -> str:
-        """How the data and weights differ from the paper's, for the note under a table."""
+    def caveat(self, model: str, mgtta: bool = False) -> str:
+        """How data and weights differ from the paper's, for the note under a table.
+
+        Args:
+            model: the model in the table.
+            mgtta: whether MGTTA is in the table.
+        """
         remarks = []
         if self.common.get("weights"):
             remarks.append("the weights come from a local file")
         imagenet = self.data is not None and self.streams == STREAMS
         if imagenet and not has_imagenet_c(Path(str(self.data))):
             remarks.append(
-                "ImageNet-C was made on the fly from the validation images, with our own frost "
-                "and without its second JPEG compression"
+                "ImageNet-C was generated on the fly from the validation images, with our own "
+                "frost and without its second JPEG compression"
             )
         if self.common.get("batch_size") not in (None, 64):
             remarks.append(f"our batches hold {self.common['batch_size']} images, the paper's 64")
@@ -86,7 +92,7 @@ class Setting:
         prefix = "embedded-" if self.data is None else ""
         text = caveat(model, {f"{prefix}{name}": None for name in self.streams}, remarks)
         text = text or "The data sets and the model have the paper's names; see the cards for both."
-        return f"{text} MGTTA's generator is our own, trained on digits-vit."
+        return f"{text} MGTTA's generator is our own, trained on digits-vit." if mgtta else text
 
 
 @dataclass(frozen=True)
@@ -96,21 +102,21 @@ class Experiment:
     Attributes:
         title: what it shows.
         cells: what has to be run.
-        present: makes tables of the results; pictures go to the folder.
+        present: makes tables of the results, and writes figures to the folder.
     """
 
     title: str
-    cells: Callable[[Setting], list[Cell]]
-    present: Callable[[Setting, Found, Path], list[Table]]
+    cells: Callable[[Workload], list[Cell]]
+    present: Callable[[Workload, Found, Path], list[Table]]
 
 
-def no_cells(_: Setting) -> list[Cell]:
-    """For experiments that are no grid."""
+def no_cells(_: Workload) -> list[Cell]:
+    """For experiments without a grid."""
     return []
 
 
 def pick(found: Found, **wanted: Any) -> Group | None:
-    """The runs, over seeds, of the cells with these fields; None if there are none."""
+    """The group of runs whose cells have these values; None if there are none."""
     runs = [
         run
         for cell, run in found.items()

@@ -1,0 +1,54 @@
+"""One process per run: a lock in the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two commands apart
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_SECONDS = 30.0
+log = logging.getLogger("moetta")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run's lock; the system drops it when the process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process keeps holding it.
+    """
+    with (folder / "lock").open("w") as lock:
+        if fcntl is not None:
+            _wait_for(lock, folder)
+        yield
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "lock").unlink()
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Take the lock; a worker whose command was killed holds it until its batch is done."""
+    begun, told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - begun >= LOCK_SECONDS:
+                raise BlockingIOError(
+                    f"another command is running this cell in {folder}; wait for it, stop it, or "
+                    "choose another folder with --out"
+                ) from None
+        if not told:
+            log.warning(
+                "%s is in use by another process; waiting up to %.0f s", folder, LOCK_SECONDS
+            )
+            told = True
+        time.sleep(0.2)

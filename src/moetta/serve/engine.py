@@ -1,0 +1,322 @@
+"""One thread owns the adapters: it answers a batch, then learns from it.
+
+The order of things is the point of this file. A batch that is large enough is answered from inside
+the adapter's own call, before its update runs. A smaller one is answered without learning and put
+into the tenant's pool, which is learnt from when it holds enough images. When too many images wait,
+nothing is learnt at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from moetta.serve import decode
+from moetta.serve.classifier import Classifier
+from moetta.serve.jobs import Batch, Delivery, Job, JobQueue, deliver
+from moetta.serve.metrics import Metrics
+from moetta.serve.refusal import Refusal
+from moetta.serve.settings import Settings
+from moetta.serve.tenants import DEFAULT, Tenant, Tenants
+from moetta.serve.watch import Recent, Watch
+
+log = logging.getLogger("moetta.serve")
+T = TypeVar("T")
+FAILED = Refusal(500, "the model failed on this batch; the log says why")
+
+
+class NotFinite(Exception):
+    """The model's logits are not finite."""
+
+
+class Engine:
+    """Takes batches from the queue until it is closed and empty."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        tenants: Tenants,
+        queue: JobQueue,
+        settings: Settings,
+        metrics: Metrics,
+        watch: Watch,
+    ) -> None:
+        self.classifier = classifier
+        self.tenants = tenants
+        self.queue = queue
+        self.settings = settings
+        self.metrics = metrics
+        self.watch = watch
+        self.paused = False
+        self.recent: dict[str, Recent] = {}
+        self.why = "waiting for the first images"
+        """Whether the last batch was learnt from, in words."""
+        self._thread = threading.Thread(target=self._run, name="moetta-engine", daemon=True)
+
+    # --- from other threads ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Answer one made-up image, so that the first real one is not slow; then begin."""
+        tenant = self.tenants.get(DEFAULT)
+        blank = decode.pixels(Image.new("RGB", (64, 64)), self.classifier.prepare)
+        with tenant.answering.paused():
+            logits = tenant.answering(self.classifier.batch([blank]))
+        if logits.shape[1] != len(self.classifier.labels):
+            raise ValueError(
+                f"the model has {logits.shape[1]} classes, but there are "
+                f"{len(self.classifier.labels)} labels"
+            )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer everything that waits, save everything that was learnt, end."""
+        self.queue.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        if not self.tenants.close():
+            log.error("not everything that was learnt could be saved")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Have a function called between two batches, in the thread that owns the adapters.
+
+        Raises:
+            Refusal: 503; the service is shutting down.
+        """
+        future: Future[T] = Future()
+
+        def command() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self.queue.command(command)
+        return future
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (work := self.queue.take()) is not None:
+            if isinstance(work, Batch):
+                self._batch(work)
+            elif isinstance(work, list):
+                self._expire(work)
+            else:
+                work()
+
+    def _expire(self, jobs: list[Job]) -> None:
+        self.metrics.images.labels("expired").inc(len(jobs))
+        late = self.late()
+        deliver([(job, late, 0) for job in jobs])
+
+    def late(self) -> Refusal:
+        """What an image is told that waited too long."""
+        return Refusal(
+            503,
+            f"not answered within {self.settings.queue_timeout:g} s; try again later",
+            retry_after=self.queue.retry_after(),
+        )
+
+    def _batch(self, batch: Batch) -> None:
+        begun = time.monotonic()
+        answer = _Answer(self, batch.jobs, begun)
+        learning = "failed"
+        try:
+            tenant = self.tenants.get(batch.tenant)
+            images = self.classifier.batch([job.pixels for job in batch.jobs])
+            learning = self._learning(tenant, len(images))
+            answer.tenant = tenant
+            try:
+                self._predict(tenant, images, answer, learning == "learnt")
+            except NotFinite:
+                learning = "failed"
+                self._start_over(tenant)
+                self._predict(tenant, images, answer, learn=False)
+            if learning == "pooled":
+                self._pool(tenant, images)
+        except Refusal as refusal:
+            self.metrics.images.labels("refused").inc(len(batch.jobs))
+            deliver([(job, refusal, 0) for job in batch.jobs])
+        except Exception:
+            # Whatever it is, the requests get their one answer and the thread goes on.
+            learning = "failed"
+            log.exception("a batch of %d images failed", len(batch.jobs))
+            if not answer.given:
+                self.metrics.images.labels("failed").inc(len(batch.jobs))
+                deliver([(job, FAILED, 0) for job in batch.jobs])
+        self._account(batch, answer, learning, begun)
+
+    def _predict(self, tenant: Tenant, images: Tensor, answer: _Answer, learn: bool) -> None:
+        tenant.adapter.on_prediction = answer.early
+        try:
+            if learn:
+                logits = self._learn(tenant, images)
+            else:
+                with tenant.answering.paused():
+                    logits = tenant.answering(images)
+        finally:
+            tenant.adapter.on_prediction = None
+        if not answer.given:  # the guard had the last word, or the method has it only now
+            answer(logits)
+
+    def _start_over(self, tenant: Tenant) -> None:
+        """The last line of defence: weights that give no numbers are worth nothing."""
+        log.error("stream %s gave predictions that are not finite; it starts over", tenant.name)
+        tenant.answering.reset()
+        tenant.clear_pool()
+        tenant.unsaved += 1
+        self.metrics.guard.labels("start over").inc()
+
+    def _learning(self, tenant: Tenant, images: int) -> str:
+        """Whether a batch is learnt from, in one word; `why` gets it in several."""
+        waiting = self.queue.size
+        if not tenant.learns:
+            self.why = f"{tenant.adapter.method} learns nothing"
+            return "fixed"
+        if self.paused or tenant.paused:
+            self.why = "paused by an operator"
+            return "paused"
+        if waiting > self.settings.pressure:
+            self.why = (
+                f"under pressure: {waiting} images wait, and above {self.settings.pressure} "
+                "nothing is learnt"
+            )
+            return "pressure"
+        if images < self.settings.learn_samples:
+            self.why = f"learning; small batches are pooled into {self.settings.learn_samples}"
+            return "pooled"
+        self.why = "learning"
+        return "learnt"
+
+    def _pool(self, tenant: Tenant, images: Tensor) -> None:
+        """Keep answered images; learn from them when there are enough and nobody waits long."""
+        tenant.pool.append(images)
+        tenant.pooled += len(images)
+        if tenant.pooled >= self.settings.learn_samples:
+            pooled = torch.cat(tenant.pool)
+            tenant.clear_pool()
+            begun = time.monotonic()
+            self._learn(tenant, pooled)
+            self.metrics.update.observe(time.monotonic() - begun)
+
+    def _learn(self, tenant: Tenant, images: Tensor) -> Tensor:
+        with tenant.adapter.lock:  # a snapshot sees what is around the adapter before or after too
+            logits = tenant.answering(images)
+        tenant.unsaved += 1
+        last = tenant.answering.last
+        if last is None or last.skipped is None:
+            self.metrics.updates.inc()
+        else:
+            self.metrics.skipped.inc()
+            self.why = f"not learning: {last.skipped}"
+        return logits
+
+    def _account(self, batch: Batch, answer: _Answer, learning: str, begun: float) -> None:
+        now = time.monotonic()
+        metrics = self.metrics
+        metrics.batches.labels(learning).inc()
+        metrics.batch.observe(len(batch.jobs))
+        for job in batch.jobs:
+            metrics.queue_seconds.observe(begun - job.arrived)
+        if answer.given:
+            metrics.forward.observe(answer.given - begun)
+        if learning == "learnt":
+            metrics.update.observe(now - answer.given)
+        # A slow mean: one slow batch should not frighten clients away for a minute.
+        seconds = (now - begun) / len(batch.jobs)
+        self.queue.seconds_per_image += 0.1 * (seconds - self.queue.seconds_per_image)
+        self.watch.batch(len(batch.jobs), learning in ("learnt", "pooled"))
+        tenant = answer.tenant
+        if tenant is not None and answer.given:
+            recent = self.recent.setdefault(tenant.name, Recent())
+            recent.add(answer.classes, answer.entropy, answer.routing, len(self.classifier.labels))
+            self._count_events(tenant)
+            self.tenants.save_if_due(tenant)
+            metrics.unsaved.set(max(t.unsaved for t in self.tenants))
+            if len(self.recent) > len(self.tenants):
+                here = {t.name for t in self.tenants}
+                self.recent = {k: v for k, v in self.recent.items() if k in here}
+
+    def _count_events(self, tenant: Tenant) -> None:
+        """Count what the guard did since the last batch; it logs its reasons itself."""
+        counts = Counter[str](getattr(tenant.answering, "counts", {}))
+        if counts != tenant.counted:
+            for action, count in (counts - tenant.counted).items():
+                if ":" not in action:  # the others are the same ones by reason
+                    self.metrics.guard.labels(action).inc(count)
+            tenant.counted = counts
+
+
+class _Answer:
+    """Called with the logits of a batch as soon as they are final: answers every request in it."""
+
+    def __init__(self, engine: Engine, jobs: list[Job], begun: float) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self.tenant: Tenant | None = None
+        self.given = 0.0
+        self.classes = torch.zeros(0, dtype=torch.long)
+        self.entropy = torch.zeros(0)
+        self.routing: dict[str, Tensor] = {}
+
+    def early(self, logits: Tensor) -> None:
+        """Answer before the update; what is not finite is left to the guard."""
+        if bool(torch.isfinite(logits).all()):
+            self(logits)
+
+    def __call__(self, logits: Tensor) -> None:
+        """Answer.
+
+        Raises:
+            NotFinite: there is nothing to answer with.
+        """
+        assert self.tenant is not None
+        logits = logits.float()
+        if not bool(torch.isfinite(logits).all()):
+            raise NotFinite
+        log_p = logits.log_softmax(1)
+        p = log_p.exp()
+        self.entropy = -(p * log_p).sum(1)
+        self.routing = self.tenant.adapter.routing(len(logits))
+        most = min(max(job.ticket.top_k for job in self._jobs), logits.shape[1])
+        top = p.topk(most)
+        self.classes = top.indices[:, 0]
+        labels = self._engine.classifier.labels
+        step = self.tenant.answering.steps
+        rows = zip(self._jobs, top.values.tolist(), top.indices.tolist(), strict=True)
+        deliveries: list[Delivery] = []
+        for number, (job, values, indices) in enumerate(rows):
+            result: dict[str, Any] = {
+                "labels": [
+                    {"label": labels[index], "class": index, "probability": value}
+                    for index, value in zip(
+                        indices[: job.ticket.top_k], values[: job.ticket.top_k], strict=True
+                    )
+                ]
+            }
+            if job.ticket.explain:
+                result["entropy"] = float(self.entropy[number])
+                result["entropy_share"] = float(self.entropy[number]) / math.log(logits.shape[1])
+                result["experts"] = {
+                    name: experts[number].tolist() for name, experts in self.routing.items()
+                }
+            deliveries.append((job, result, step))
+        deliver(deliveries)
+        self.given = time.monotonic()
+        self._engine.metrics.images.labels("answered").inc(len(deliveries))
