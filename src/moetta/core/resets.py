@@ -189,7 +189,9 @@ class Concentration:
         """Keep the average importance and place of every parameter since the last reset."""
         running = self.adapter.running
         count = running[f"{POLICY}count"]
-        for name in self.adapter.trained if count is not None else ():
+        if count is None:  # no step since the last reset
+            return
+        for name in self.adapter.trained:
             for kind, into in (("squares", "importance"), ("sums", "centre")):
                 total, key = running[f"{POLICY}{kind}.{name}"], f"{POLICY}{into}.{name}"
                 assert total is not None

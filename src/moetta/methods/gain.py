@@ -141,7 +141,7 @@ class ClassMeansHead(WrappedHead):
     def forward(self, features: Tensor) -> Tensor:
         """Log-probabilities, between the classifier's and the class means'."""
         x = self._unit(self.check(features))
-        source = self.classifier(features).to(x.dtype).log_softmax(-1)
+        source = self.classify(features).to(x.dtype).log_softmax(-1)
         answer = source
         if bool(self.claims.any()):  # the first batch is answered by the source model
             sure, unsure = self.believed().proposals(x)

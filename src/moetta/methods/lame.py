@@ -85,7 +85,7 @@ class SmoothingHead(WrappedHead):
     def forward(self, features: Tensor) -> Tensor:
         """Logarithms of the smoothed probabilities."""
         checked = self.check(features)
-        probabilities = self.classifier(features).to(checked.dtype).softmax(-1)
+        probabilities = self.classify(features).to(checked.dtype).softmax(-1)
         affinity = rbf_affinity if self.config.affinity == "rbf" else knn_affinity
         y = smoothed(probabilities, affinity(checked, self.config.neighbours))
         return y.clamp(min=torch.finfo(y.dtype).tiny).log()

@@ -62,9 +62,9 @@ class RecentredHead(WrappedHead):
         if self.learning:
             mean = self._updated(self.check(features))
         if mean is None:
-            return self.classifier(features)
+            return self.classify(features)
         offset = mean if self.origin is None else mean - self.origin
-        return self.classifier(features - offset.to(features.dtype))
+        return self.classify(features - offset.to(features.dtype))
 
     def _updated(self, features: Tensor) -> Tensor:
         if self.decay is not None:  # starts at zero, so early batches are corrected too little

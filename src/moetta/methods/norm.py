@@ -59,12 +59,16 @@ class MixedStatNorm(nn.Module):
         mean, var = self.running_mean, self.running_var
         if mean is None:  # a layer without source statistics always takes the batch's
             y = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-            return self.tail(y)
+            return self._end(y)
         if x.numel() // x.shape[1] > 1:  # a single value per channel has no variance
             var_b, mean_b = torch.var_mean(x.transpose(0, 1).flatten(1), 1, correction=0)
             mean = self.source_share * mean + (1 - self.source_share) * mean_b
             var = self.source_share * var + (1 - self.source_share) * var_b
-        return self.tail(F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps))
+        return self._end(F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps))
+
+    def _end(self, y: Tensor) -> Tensor:
+        done: Tensor = self.tail(y)
+        return done
 
 
 C = TypeVar("C", bound=NormConfig, covariant=True)

@@ -129,7 +129,7 @@ class SlowStatNorm(nn.Module):
         var = self.running_var if self.var is None else self.var
         if mean is None:  # no source statistics to start from
             y = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-            return self.tail(y)
+            return self._end(y)
         if self.learning and x.numel() // x.shape[1] > 1:
             var_b, mean_b = torch.var_mean(x.transpose(0, 1).flatten(1), 1, correction=0)
             mean = (1 - self.share) * mean + self.share * mean_b
@@ -138,8 +138,12 @@ class SlowStatNorm(nn.Module):
             shape = (1, -1, *[1] * (x.dim() - 2))
             y = (x - mean.view(shape)) * (var.view(shape) + self.eps).rsqrt()
             y = y * self.weight.view(shape) + self.bias.view(shape)
-            return self.tail(y)
-        return self.tail(F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps))
+            return self._end(y)
+        return self._end(F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps))
+
+    def _end(self, y: Tensor) -> Tensor:
+        done: Tensor = self.tail(y)
+        return done
 
 
 COLLECTING = "collecting samples for the next step"

@@ -6,27 +6,24 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from moetta.core.adapter import Source
 from moetta.core.config import positive, require, share
 from moetta.core.functional import entropy, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
-from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.core.objective import Objective, Step
 from moetta.core.pixels import PixelConfig, Pixels
+from moetta.core.predictor import PredictorAdapter, PredictorConfig
 from moetta.methods.registry import Citation, Drawn, register
-from moetta.nn.head import Head, find_head, listening
 
 
 @dataclass(frozen=True)
-class SPAConfig(PixelConfig, SGDConfig):
+class SPAConfig(PixelConfig, PredictorConfig):
     """SPA. The values are the authors' for a ViT; the preset "resnet50_gn" has their others.
 
     Attributes:
         seed: seed of the views.
-        predictor_lr: learning rate of the predictor before the classifier.
         window: side of the square of low frequencies that may be dropped, as a share of the image.
         frequency_drop: probability with which each of them is dropped.
         noise: mean share of noise in the second view.
@@ -58,7 +55,7 @@ class SPAConfig(PixelConfig, SGDConfig):
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
-        positive(self, "predictor_lr", "noise_lr", "patch")
+        positive(self, "noise_lr", "patch")
         share(self, "window", "frequency_drop", "noise")
         require(self.extra_weight >= 0, f"extra_weight must be at least 0, got {self.extra_weight}")
 
@@ -90,7 +87,8 @@ def drop_frequencies(
     dropped = torch.fft.ifftshift(inside & drawn)
     # The frequency -f is at index -f modulo the side.
     mirrored = dropped.flip(0, 1).roll((1, 1), (0, 1))
-    return torch.fft.ifft2(torch.fft.fft2(images) * ~(dropped | mirrored)).real
+    view: Tensor = torch.fft.ifft2(torch.fft.fft2(images) * ~(dropped | mirrored)).real
+    return view
 
 
 def rescaled(amounts: Tensor, share: float) -> Tensor:
@@ -129,37 +127,15 @@ def _whole(amounts: Tensor, patch: int, height: int, width: int) -> Tensor:
     needs="images, a linear classifier",
     cost="3 forwards, 2 backwards",
 )
-class SPA(NormAffineAdapter[SPAConfig]):
+class SPA(PredictorAdapter[SPAConfig]):
     """The clean prediction teaches two weakened views; the noise learns where it disturbs."""
 
-    head: Head
-    predictor: nn.Parameter
-
     def build(self, source: Source) -> None:
-        """Train the norm layers and a predictor, which starts as the identity."""
+        """Train the norm layers and the predictor."""
         super().build(source)
         self.pixels = Pixels(self, self.config, "use another method")
         self.pixels.require_known()
-        self.head = find_head(self.network)
-        norms = list(self.trained.values())
-        weight = self.head.module.weight
-        self.predictor = nn.Parameter(torch.eye(weight.shape[1], device=weight.device))
-        self.make_trainable([("predictor", self.predictor)])
-        groups = [
-            {"params": norms},
-            {"params": [self.predictor], "lr": self.config.predictor_lr},
-        ]
-        self.optimizer = torch.optim.SGD(groups, lr=self.config.lr, momentum=self.config.momentum)
         self.running |= {"noise": None, "noise_momentum": None}
-
-    def _online(self, inputs: Inputs) -> Tensor:
-        """A view's logits, through the predictor."""
-        with listening(self.network, self.head) as heard:
-            logits = self.predict(inputs)
-        head = self.head.module
-        features = F.linear(heard.of(logits, self.head).float(), self.predictor)
-        bias = None if head.bias is None else head.bias.float()
-        return F.linear(features, head.weight.float(), bias)
 
     def objective(self, inputs: Inputs) -> Objective:
         """How far the views' predictions are from the clean one, where they are less sure."""
@@ -176,7 +152,7 @@ class SPA(NormAffineAdapter[SPAConfig]):
         selected = torch.zeros(size, dtype=torch.bool, device=images.device)
         self._pairs = 0
         for name, view in (("frequencies", self._dropped(images)), ("noise", self._noisy(images))):
-            online = self._online(inputs.with_images(view)).log_softmax(-1)
+            online = self.branches(inputs.with_images(view))[1].log_softmax(-1)
             harder = target.amax(-1) > online.detach().amax(-1)
             divergence = (target.exp() * (target - online)).sum(-1)
             losses[name] = masked_mean(divergence, harder)

@@ -5,28 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from moetta.core.adapter import Source
-from moetta.core.config import positive, require
+from moetta.core.config import require
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
-from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.core.objective import Objective
+from moetta.core.predictor import PredictorAdapter, PredictorConfig
 from moetta.methods.registry import Citation, Drawn, register
-from moetta.nn.head import Head, find_head, listening
 
 
 @dataclass(frozen=True)
-class ZeroSiamConfig(SGDConfig):
+class ZeroSiamConfig(PredictorConfig):
     """ZeroSiam. The rates are the authors' for a ViT-B and batches of 64; presets have others'.
 
     Attributes:
         seed: not used.
-        lr: learning rate of the norm layers.
-        predictor_lr: learning rate of the predictor.
         alignment: weight of the divergence between the two branches (alpha).
     """
 
@@ -44,7 +38,6 @@ class ZeroSiamConfig(SGDConfig):
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
-        positive(self, "predictor_lr")
         require(self.alignment >= 0, f"alignment must be at least 0, got {self.alignment}")
 
 
@@ -71,41 +64,16 @@ def symmetric_divergence(left: Tensor, right: Tensor) -> Tensor:
     needs="a linear classifier",
     cost="1 forward, 1 backward",
 )
-class ZeroSiam(NormAffineAdapter[ZeroSiamConfig]):
+class ZeroSiam(PredictorAdapter[ZeroSiamConfig]):
     """Minimises the entropy of the predictor's branch, and the distance between the branches.
 
     The plain branch answers and passes no gradient on, so a constant answer, which has the least
     entropy, is not a minimum: the two branches would have to agree on it first.
     """
 
-    head: Head
-    predictor: nn.Parameter
-
-    def build(self, source: Source) -> None:
-        """Train the norm layers and the predictor, which starts as the identity."""
-        super().build(source)
-        self.head = find_head(self.network)
-        norms = list(self.trained.values())
-        weight = self.head.module.weight
-        self.predictor = nn.Parameter(torch.eye(weight.shape[1], device=weight.device))
-        self.make_trainable([("predictor", self.predictor)])
-        groups = [
-            {"params": norms},
-            {"params": [self.predictor], "lr": self.config.predictor_lr},
-        ]
-        self.optimizer = torch.optim.SGD(groups, lr=self.config.lr, momentum=self.config.momentum)
-
-    def online(self, features: Tensor) -> Tensor:
-        """The logits of the predictor's branch."""
-        head = self.head.module
-        bias = None if head.bias is None else head.bias.float()
-        return F.linear(F.linear(features.float(), self.predictor), head.weight.float(), bias)
-
     def objective(self, inputs: Inputs) -> Objective:
         """Entropy of one branch, and its divergence from the other."""
-        with listening(self.network, self.head) as heard:
-            logits = self.predict(inputs)
-        online = self.online(heard.of(logits, self.head))
+        logits, online = self.branches(inputs)
         divergence = symmetric_divergence(online, logits.detach()).mean()
         losses = {
             "entropy": entropy(online).mean(),

@@ -23,7 +23,7 @@ def find_attention(network: nn.Module, block: Block) -> str:
         raise ValueError("it has no class token")
     for name, module in block.module.named_modules(prefix=block.name):
         if isinstance(module, nn.MultiheadAttention) or _is_timms(module):
-            return name
+            return str(name)
     raise ValueError(f"its last block {block.name!r} has no attention layer of a known kind")
 
 

@@ -106,3 +106,8 @@ class WrappedHead(nn.Module):
                 "one vector per sample, [B, D]"
             )
         return features if features.dtype == torch.float64 else features.float()
+
+    def classify(self, features: Tensor) -> Tensor:
+        """What the original layer says."""
+        logits: Tensor = self.classifier(features)
+        return logits
