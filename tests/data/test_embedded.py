@@ -32,7 +32,7 @@ def test_the_splits_hold_every_digit_in_like_shares():
 
 
 @pytest.mark.parametrize("make", [compose.paint, styles.rendition, styles.sketch])
-def test_a_picture_depends_on_its_own_number_alone(make):
+def test_a_image_depends_on_its_own_number_alone(make):
     whole = make(compose.scene(torch.arange(40), split="test", seed=3))
     few = make(compose.scene(torch.tensor([31, 7]), split="test", seed=3))
     assert torch.equal(whole[[31, 7]], few)
@@ -127,6 +127,64 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("MOETTA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "moetta"
+
+
+@pytest.mark.parametrize("name", ["c/gaussian_noise", "c/frost", "r", "sketch", "a", "clean"])
+def test_a_longer_domain_goes_on_where_the_usual_one_ends(small, name):
+    usual = embedded.domain(name)
+    longer = embedded.domain(name, count=100)
+    rows = torch.arange(len(usual))
+    assert longer.read(rows)[0].equal(usual.images)
+    assert longer.labels[rows].equal(usual.labels)
+    whole = longer.read(torch.arange(100))[0].flatten(1)
+    assert len(whole.unique(dim=0)) == 100  # none repeats
+    few = longer.read(torch.tensor([99, 3]))[0]
+    assert few.flatten(1).equal(whole[[99, 3]])
+    assert embedded.domain(name, count=5).images.equal(usual.images[:5])
+
+
+def test_labels_of_longer_domains_are_those_of_their_images(small):
+    for name in ("a", "r", "extra/spatter"):
+        longer = embedded.domain(name, count=60)
+        _, labels = compositions._compose(name, torch.arange(60), 5)
+        assert longer.labels.equal(labels)
+
+
+def test_a_longer_stream_keeps_the_proportions_and_says_its_length(small):
+    plain = embedded.stream("potpourri+")
+    tenfold = embedded.stream("potpourri+", length=10 * plain.samples)
+    assert tenfold.counts == {name: 10 * n for name, n in plain.counts.items()}
+    assert tenfold.card()["length"] == 10 * plain.samples
+    assert "length" not in plain.card()
+    shorter = embedded.stream("potpourri+", length=100)
+    for name, n in shorter.counts.items():
+        assert abs(n - plain.counts[name] * 100 / plain.samples) < 1
+    assert tenfold.samples == len(set(tenfold.permutation.tolist()))
+
+
+@pytest.mark.parametrize("order", ["mixed", "gradual", "bursts"])
+def test_any_batch_of_a_longer_stream_can_be_read_by_itself(small, order):
+    stream = embedded.stream("potpourri", length=2000, order=order)
+    whole = list(stream)
+    for a, b in zip(whole[29:], stream.starting_at(29), strict=True):
+        assert a.images.equal(b.images)
+        assert a.labels.equal(b.labels)
+    again = embedded.stream("potpourri", length=2000, order=order, workers=1, start=30)
+    assert next(iter(again)).images.equal(whole[30].images)
+
+
+def test_a_hundredfold_stream_holds_no_images(monkeypatch):
+    monkeypatch.setattr(compositions, "_compose", lambda *_: pytest.fail("composed"))
+    stream = embedded.stream("potpourri+", length=1_705_700)
+    assert stream.samples == 1_705_700
+    assert stream.counts["a"] == 14_400
+
+
+def test_the_hard_cases_set_the_greatest_length():
+    with pytest.raises(ValueError, match=r"14,400 hard cases.*'classical' has no such limit"):
+        embedded.stream("potpourri", length=2_000_000)
+    with pytest.raises(ValueError, match="an image of each of the 18 domains, got 10"):
+        embedded.stream("potpourri", length=10)
 
 
 def test_source_images_are_training_digits_in_the_models_units():

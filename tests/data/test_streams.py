@@ -8,16 +8,16 @@ from moetta.data import Domain, LabelShift, Stream, UnreadableImage
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-def pictures(n, size=32, seed=0):
+def images_of(n, size=32, seed=0):
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (n, 3, size, size), generator=draw, dtype=torch.uint8)
 
 
 def three(size=32):
     return [
-        Domain("noise", pictures(40, size), torch.arange(40) % 4, corruption="gaussian_noise"),
-        Domain("frost", pictures(40, size), torch.arange(40) % 4, corruption="frost", severity=3),
-        Domain("clean", pictures(9, size, seed=1), torch.arange(9) % 4),
+        Domain("noise", images_of(40, size), torch.arange(40) % 4, corruption="gaussian_noise"),
+        Domain("frost", images_of(40, size), torch.arange(40) % 4, corruption="frost", severity=3),
+        Domain("clean", images_of(9, size, seed=1), torch.arange(9) % 4),
     ]
 
 
@@ -30,7 +30,7 @@ def gather(stream):
 
 
 class Lazy:
-    """Pictures that are made when asked for, of which some cannot be read."""
+    """Images that are made when asked for, of which some cannot be read."""
 
     def __init__(self, images, bad=()):
         self.images, self.bad = images, bad
@@ -66,13 +66,13 @@ def test_each_batch_carries_images_labels_domains_and_positions():
     assert index.equal(stream.permutation)
     assert domains.equal(torch.where(index < 40, 0, torch.where(index < 80, 1, 2)))
     assert labels.equal((index - torch.tensor([0, 40, 80])[domains]) % 4)
-    clean = pictures(9, seed=1)[index[domains == 2] - 80].float() / 255
+    clean = images_of(9, seed=1)[index[domains == 2] - 80].float() / 255
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     expected = (clean - mean[:, None, None]) / std[:, None, None]
     torch.testing.assert_close(images[domains == 2], expected, rtol=0, atol=1e-6)
 
 
-def test_a_picture_is_the_same_whatever_the_order_the_batch_and_the_subset():
+def test_a_image_is_the_same_whatever_the_order_the_batch_and_the_subset():
     by_position = []
     for options in ({"batch_size": 64}, {"batch_size": 1, "order": "continual", "seed": 7}):
         images, _, _, index = gather(Stream(three(), normalise=HALF, **options))
@@ -140,7 +140,7 @@ def test_starting_at_lists_nothing_and_draws_nothing_again():
 
 
 def test_starting_at_counts_its_own_skipped_images():
-    domain = Domain("d", Lazy(pictures(6), bad={0, 5}), torch.zeros(6).long())
+    domain = Domain("d", Lazy(images_of(6), bad={0, 5}), torch.zeros(6).long())
     stream = Stream([domain], batch_size=1, on_error="skip", order=first_to_last, normalise=HALF)
     rest = stream.starting_at(3)
     with pytest.warns(UserWarning, match="skipped"):
@@ -155,7 +155,7 @@ def first_to_last(domains, labels, seed):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skipped_images_are_listed_and_move_no_other_sample(workers):
-    images = pictures(30)
+    images = images_of(30)
     sound = Domain("d", images, torch.arange(30) % 3)
     holes = Domain("d", Lazy(images, bad={3, 4, 5, 17}), torch.arange(30) % 3)
     options = {"batch_size": 2, "order": "mixed", "normalise": HALF}
@@ -177,7 +177,7 @@ def test_skipped_images_are_listed_and_move_no_other_sample(workers):
 
 
 def test_a_batch_in_which_nothing_can_be_read_is_left_out():
-    domain = Domain("d", Lazy(pictures(4), bad={0, 1}), torch.zeros(4).long())
+    domain = Domain("d", Lazy(images_of(4), bad={0, 1}), torch.zeros(4).long())
     stream = Stream([domain], batch_size=1, on_error="skip", order="continual", normalise=HALF)
     with pytest.warns(UserWarning, match="skipped: cannot read"):
         assert sorted(int(b.index) for b in stream) == [2, 3]
@@ -185,19 +185,19 @@ def test_a_batch_in_which_nothing_can_be_read_is_left_out():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_image_is_fatal_by_default(workers):
-    domain = Domain("d", Lazy(pictures(4), bad={2}), torch.zeros(4).long())
+    domain = Domain("d", Lazy(images_of(4), bad={2}), torch.zeros(4).long())
     with pytest.raises(UnreadableImage, match=r"photo-2\.jpg.*truncated"):
         list(Stream([domain], normalise=HALF, workers=workers))
 
 
-def test_pictures_are_resized_after_the_corruption():
+def test_images_are_resized_after_the_corruption():
     small = Stream(three(), normalise=HALF, batch_size=89)
     large = Stream(three(), normalise=HALF, batch_size=89, size=64)
     (a,), (b,) = small, large
     assert b.images.shape == (89, 3, 64, 64)
     shrunk = torch.nn.functional.avg_pool2d(b.images, 2)
     assert (shrunk - a.images).abs().mean() < 0.25  # else 0.5 and more
-    mixed = [three()[0], Domain("big", pictures(5, 48), torch.zeros(5).long())]
+    mixed = [three()[0], Domain("big", images_of(5, 48), torch.zeros(5).long())]
     with pytest.raises(ValueError, match="differ in image size"):
         list(Stream(mixed, normalise=HALF))
     assert next(iter(Stream(mixed, normalise=HALF, size=(48, 40)))).images.shape[2:] == (48, 40)
@@ -217,6 +217,20 @@ def test_limit_keeps_proportions_and_counts_say_so():
     assert stream.counts["clean"] in (2, 3)
     assert sum(stream.counts.values()) == 20
     assert Stream(three(), normalise=HALF, limit=10**9).samples == 89
+
+
+def test_length_is_exact_and_cannot_exceed_the_data():
+    stream = Stream(three(), normalise=HALF, length=20)
+    assert stream.samples == stream.card()["length"] == 20
+    assert stream.permutation.equal(Stream(three(), normalise=HALF, limit=20).permutation)
+    assert "length" not in Stream(three(), normalise=HALF, limit=20).card()
+    whole = Stream(three(), normalise=HALF, length=89)
+    assert whole.permutation.equal(Stream(three(), normalise=HALF).permutation)
+    for length in (0, 90):
+        with pytest.raises(ValueError, match=f"between 1 and the 89 images.*got {length}"):
+            Stream(three(), normalise=HALF, length=length)
+    with pytest.raises(ValueError, match="length or a limit, not both"):
+        Stream(three(), normalise=HALF, length=20, limit=10)
 
 
 def test_the_card_is_json_and_says_what_a_result_depends_on():
@@ -260,14 +274,14 @@ def test_the_card_is_json_and_says_what_a_result_depends_on():
         (lambda: Stream(three(), normalise=HALF, on_error="ignore"), "on_error"),
         (lambda: Stream(three(), normalise=((0.5,), (0.5,))), "3 numbers"),
         (lambda: Stream(three(), normalise=((0.5,) * 3, (0.5, 0, 0.5))), "positive std"),
-        (lambda: Domain("d", pictures(3), torch.zeros(2).long()), "3 images"),
-        (lambda: Domain("d", pictures(3), torch.zeros(3)), "integers"),
-        (lambda: Domain("d", pictures(3), torch.tensor([0, -1, 0])), "negative"),
-        (lambda: Domain("d", pictures(0), torch.zeros(0).long()), "no images"),
-        (lambda: Domain("d", pictures(3).float(), torch.zeros(3).long()), "uint8"),
-        (lambda: Domain("d", pictures(1), torch.zeros(1).long(), "frosty"), "frost"),
-        (lambda: Domain("d", pictures(1), torch.zeros(1).long(), "frost", 6), "1 to 5"),
-        (lambda: Domain("d", pictures(2), torch.zeros(2).long(), index=torch.ones(1)), "index"),
+        (lambda: Domain("d", images_of(3), torch.zeros(2).long()), "3 images"),
+        (lambda: Domain("d", images_of(3), torch.zeros(3)), "integers"),
+        (lambda: Domain("d", images_of(3), torch.tensor([0, -1, 0])), "negative"),
+        (lambda: Domain("d", images_of(0), torch.zeros(0).long()), "no images"),
+        (lambda: Domain("d", images_of(3).float(), torch.zeros(3).long()), "uint8"),
+        (lambda: Domain("d", images_of(1), torch.zeros(1).long(), "frosty"), "frost"),
+        (lambda: Domain("d", images_of(1), torch.zeros(1).long(), "frost", 6), "1 to 5"),
+        (lambda: Domain("d", images_of(2), torch.zeros(2).long(), index=torch.ones(1)), "index"),
     ],
 )
 def test_bad_input_is_refused_with_the_reason(make, says):
@@ -275,13 +289,13 @@ def test_bad_input_is_refused_with_the_reason(make, says):
         make()
 
 
-def test_pictures_that_are_no_tensors_are_refused():
-    arrays = Domain("d", pictures(2).numpy(), torch.zeros(2).long())
+def test_images_that_are_no_tensors_are_refused():
+    arrays = Domain("d", images_of(2).numpy(), torch.zeros(2).long())
     with pytest.raises(ValueError, match=r"domain 'd'.*ndarray"):
         list(Stream([arrays], normalise=HALF))
 
 
-def test_pictures_of_several_sizes_in_one_domain_are_refused():
-    ragged = [*pictures(2, 32), *pictures(1, 40)]
+def test_images_of_several_sizes_in_one_domain_are_refused():
+    ragged = [*images_of(2, 32), *images_of(1, 40)]
     with pytest.raises(ValueError, match="mixes image sizes"):
         list(Stream([Domain("d", ragged, torch.zeros(3).long())], normalise=HALF))

@@ -297,4 +297,5 @@ def _load(path: Path, size: int) -> Tensor:
         raise UnreadableImage(
             f"{path} has {image.width} x {image.height} pixels, expected at least {MIN_SIDE}"
         )
-    return pil_to_tensor(image)[None]
+    loaded: Tensor = pil_to_tensor(image)
+    return loaded[None]

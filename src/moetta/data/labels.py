@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from timm.data import ImageNetInfo
+from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor
 
 from moetta.data.domains import Domain

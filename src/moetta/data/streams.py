@@ -308,7 +308,8 @@ class _Batches(Dataset[Batch]):
     def _fit(self, images: Tensor) -> Tensor:
         if self.size is None or tuple(images.shape[-2:]) == tuple(self.size):
             return images
-        return resize(images, list(self.size), self.interpolation, antialias=True)
+        fitted: Tensor = resize(images, list(self.size), self.interpolation, antialias=True)
+        return fitted
 
     def _normalised(self, parts: dict[int, tuple[Tensor, Tensor]], order: Tensor) -> Tensor:
         _check_sizes([(self.domains[d].name, _size(p)) for d, (_, p) in parts.items()])

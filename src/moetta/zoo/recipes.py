@@ -62,7 +62,9 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a JSON card; tuples become lists, as in JSON."""
-        return _plain({**asdict(self), "arch": type(self.shape).__name__.removesuffix("Shape")})
+        arch = type(self.shape).__name__.removesuffix("Shape")
+        plain: dict[str, Any] = _plain({**asdict(self), "arch": arch})
+        return plain
 
 
 def _plain(value: Any) -> Any:

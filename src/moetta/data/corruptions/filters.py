@@ -91,7 +91,8 @@ def _disk_spectrum(
     radius: float, softness: float, size: tuple[int, int], device: torch.device
 ) -> Tensor:
     # The kernel is symmetric: correlation and convolution are one.
-    return torch.fft.rfft2(disk_kernel(radius, softness), s=size).to(device, torch.complex64)
+    spectrum: Tensor = torch.fft.rfft2(disk_kernel(radius, softness), s=size)
+    return spectrum.to(device, torch.complex64)
 
 
 def _fft_length(n: int) -> int:
@@ -113,7 +114,7 @@ def disk_blur(images: Tensor, radius: float, softness: float) -> Tensor:
     size = (_fft_length(height + 2 * reach), _fft_length(width + 2 * reach))
     spectrum = _disk_spectrum(radius, softness, size, images.device)
     padded = F.pad(images, (reach,) * 4, mode="reflect")
-    blurred = torch.fft.irfft2(torch.fft.rfft2(padded, s=size).mul_(spectrum), s=size)
+    blurred: Tensor = torch.fft.irfft2(torch.fft.rfft2(padded, s=size).mul_(spectrum), s=size)
     return blurred[..., 2 * reach : 2 * reach + height, 2 * reach : 2 * reach + width]
 
 

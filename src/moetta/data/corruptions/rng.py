@@ -26,7 +26,8 @@ def _mix64(z: np.ndarray) -> np.ndarray:
     """Finaliser of splitmix64 on uint64, which wraps around."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 def _xorshift32_(x: Tensor, scratch: Tensor, bits: int) -> Tensor:
