@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from helpers.models import (
     small_vit,
 )
 from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, assert_same, eager, learnt, make
+from moetta.core.functional import entropy
+from moetta.testing.check import difference
 
 LEARNERS = [m for m in METHODS if m not in LEARNS_NOTHING]
 every = pytest.mark.parametrize("method", METHODS)
@@ -326,3 +329,166 @@ def test_random_numbers_are_the_methods_own(method: str) -> None:
         assert torch.equal(kept, torch.get_rng_state())
     for left, right in zip(*runs, strict=True):
         assert_same(left, right)
+
+
+# --- answering before learning, and threads -------------------------------------------------------
+
+
+@every
+def test_a_batch_is_answered_before_the_update(method: str) -> None:
+    """At the callback the parameters are those of the prediction, and a failure stops the step."""
+    adapter = make(method)
+    adapter(images(4, 0))
+    before, heard = learnt(adapter), []
+
+    def answer(logits: Tensor) -> None:
+        heard.append(logits.clone())
+        assert_same(learnt(adapter), before)
+
+    adapter.on_prediction = answer
+    logits = adapter(images(4, 1))
+    assert len(heard) == 1
+    assert_same(heard[0], logits)
+    assert adapter.last.skipped is None
+
+    def fail(logits: Tensor) -> None:
+        raise RuntimeError("the client has gone")
+
+    adapter.on_prediction = fail
+    before = adapter.state_dict()
+    with pytest.raises(RuntimeError, match="the client has gone"):
+        adapter(images(4, 2))
+    assert_same(adapter.state_dict(), before)
+    adapter.on_prediction = None
+    assert torch.isfinite(adapter(images(4, 2))).all()
+
+
+@pytest.mark.parametrize("predict", ["first", "perturbed"])
+def test_sar_announces_the_logits_that_it_returns(predict: str) -> None:
+    adapter = make("sar", predict=predict)
+    heard = []
+    adapter.on_prediction = heard.append
+    logits = adapter(images(4))
+    assert len(heard) == 1
+    assert_same(heard[0], logits)
+
+
+@pytest.mark.parametrize("method", ["becotta", "moetta"])
+def test_routing_is_known_when_a_batch_is_answered(method: str) -> None:
+    adapter = make(method)
+    heard = []
+    adapter.on_prediction = lambda logits: heard.append(adapter.routing(len(logits)))
+    adapter(images(4))
+    assert_same(heard[0], adapter.last.routing)
+    assert adapter.expert_counts().keys() == heard[0].keys()
+    with adapter.paused():
+        adapter(images(4, 1))
+    assert_same(heard[1], adapter.last.routing)
+
+
+@every
+def test_another_threads_snapshot_waits_for_the_step(method: str) -> None:
+    """A state read during a step is the one before it or the one after it, never a mix."""
+    adapter = make(method)
+    adapter(images(4, 0))
+    before, read = adapter.state_dict(), []
+    reader = threading.Thread(target=lambda: read.append(adapter.state_dict()))
+
+    def answer(logits: Tensor) -> None:
+        reader.start()  # the step is under way
+        reader.join(0.02)
+        assert reader.is_alive(), "the state was read in the middle of a step"
+
+    adapter.on_prediction = answer
+    adapter(images(4, 1))
+    reader.join()
+    assert_same(read[0], adapter.state_dict())
+    assert difference(read[0], before, "") is not None  # at least the counters
+
+
+def test_a_reset_in_the_middle_of_traffic_is_whole() -> None:
+    """Resets and snapshots from another thread fall between steps, whatever their timing."""
+    adapter = make("moetta")
+    replay = make("moetta")
+    known = [replay.state_dict()]
+    for _ in range(6):
+        replay(images(4, 0))
+        known.append(replay.state_dict())
+    seen, stop = [], threading.Event()
+
+    def meddle() -> None:
+        while not stop.is_set():
+            seen.append(adapter.state_dict())
+            adapter.reset()
+
+    meddler = threading.Thread(target=meddle)
+    meddler.start()
+    for _ in range(30):
+        adapter(images(4, 0))
+    stop.set()
+    meddler.join()
+    assert len(seen) > 1
+    for found in seen:  # every state is one that undisturbed steps pass through
+        step = int(found["counters"][0])
+        if step < len(known):
+            assert_same(found, known[step])
+    assert any(int(found["counters"][0]) < len(known) for found in seen)
+
+
+# --- the base's own part of a step ----------------------------------------------------------------
+
+
+class Scripted(moetta.NormAffineAdapter):
+    """Says what a test wants of a batch."""
+
+    says: dict[str, Any] = {}  # noqa: RUF012
+    stepped = 0
+
+    def objective(self, inputs) -> moetta.Objective:
+        logits = self.predict(inputs)
+        loss = {"entropy": entropy(logits).mean()}
+        return moetta.Objective(logits, **{"losses": loss, **self.says})
+
+    def after_step(self, objective: moetta.Objective) -> None:
+        self.stepped += 1
+
+
+@pytest.mark.parametrize(
+    ("says", "skipped", "backwards", "forwards"),
+    [
+        ({}, None, 4, 4),
+        ({"selected": torch.tensor([True, False, True, False])}, None, 2, 4),
+        ({"selected": torch.zeros(4, dtype=torch.bool)}, "no sample selected", 0, 4),
+        (
+            {"selected": torch.zeros(4, dtype=torch.bool), "without_selection": True},
+            None,
+            0,
+            4,
+        ),
+        ({"skipped": "not today", "forwards": 12}, "not today", 0, 12),
+        ({"losses": {}}, None, 0, 4),
+        ({"running": {"mean": torch.tensor(math.nan)}}, "non-finite loss or gradient", 0, 4),
+    ],
+)
+def test_the_base_steps_counts_and_skips(
+    says: dict[str, Any], skipped: str | None, backwards: int, forwards: int
+) -> None:
+    adapter = Scripted(small_vit(), moetta.SGDConfig())
+    adapter.says = {"running": {"mean": torch.tensor(2.0)}, **says}
+    start = learnt(adapter)
+    adapter(images(4))
+    report = adapter.last
+    assert (report.skipped, report.backwards, report.forwards) == (skipped, backwards, forwards)
+    moved = difference(learnt(adapter), start, "") is not None
+    assert moved == (skipped is None and says.get("losses") != {})
+    assert ("mean" in adapter.running) == (adapter.stepped == 1) == (skipped is None)
+
+
+def test_an_objective_or_a_learn_must_be_defined() -> None:
+    class Mute(moetta.NormAffineAdapter):
+        pass
+
+    with pytest.raises(TypeError, match="Mute defines neither objective"):
+        Mute(small_vit(), moetta.SGDConfig())(images(2))
+    with pytest.raises(TypeError, match="Config must extend SGDConfig"):
+        Mute(small_vit(), moetta.Config())
