@@ -28,16 +28,35 @@ EAGER: dict[str, Any] = {
     "margin": 2.0,
     "plpd": -2.0,
     "recover_below": 0.0,
+    "memory": 4,
+    "mean": (0.5, 0.5, 0.5),
+    "std": (0.5, 0.5, 0.5),
 }
 
 # The models that a method refuses, and a part of the message.
+BATCHNORM = {"timm_resnet"}
+CLASS_TOKENS = {"timm_vit", "timm_deit", "tv_vit"}
 REFUSED: dict[tuple[str, str], str] = {
     ("deyo", "hf_bert"): r"needs an image batch \[B, C, H, W\]",
+    ("roid", "hf_bert"): r"needs a batch \[B, C, H, W\].*consistency=False",
+    ("spa", "hf_bert"): r"needs a batch \[B, C, H, W\]",
+    ("rotta", "hf_bert"): r"needs a batch \[B, C, H, W\]",
+    **{("norm", f): "norm replaces the statistics" for f in FAMILIES.keys() - BATCHNORM},
+    **{("alpha_bn", f): "alpha_bn replaces the statistics" for f in FAMILIES.keys() - BATCHNORM},
+    **{("rem", f): "rem needs a ViT" for f in FAMILIES.keys() - CLASS_TOKENS},
 }
 
-LEARNS_NOTHING = {"noadapt"}
-NOT_THE_SOURCE_AT_START = {"becotta"}  # its adapters start at random values
-BATCH_STATISTICS = {"tent", "eata", "cotta", "sar", "deyo", "mgtta"}  # BatchNorms see the batch
+LEARNS_NOTHING = {
+    m.name for m in moetta.list_methods().values() if m.group in ("baseline", "no-gradient")
+}
+NOT_THE_SOURCE_AT_START = {
+    "becotta",  # its adapters start at random values
+    *("neo", "lame", "alpha_bn", "roid"),  # these correct the first batch too
+    "gain",  # answers log-probabilities
+}
+# BatchNorms see the batch.
+BATCH_STATISTICS = {"tent", "eata", "cotta", "sar", "deyo", "mgtta", "norm", "rdumb", "zerosiam"}
+BATCH_STATISTICS |= {"spa"}
 MERGES_WITHOUT_NOISE = {"becotta"}  # so the merged model may choose other experts
 
 

@@ -32,7 +32,7 @@ def test_the_mean_grows_as_in_the_definition() -> None:
 def test_several_batches_agree_with_a_plain_computation(kind: str) -> None:
     plain = small_vit().eval()
     heard, head = features_and_head(plain)
-    adapter = moetta.adapt(small_vit(), "neo", mean=kind)
+    adapter = moetta.adapt(small_vit(), "neo", average=kind)
     total, count, moving = torch.zeros(head.in_features), 0, torch.zeros(head.in_features)
     for seed, size in enumerate((8, 3, 1, 8)):
         x = images(size, seed)

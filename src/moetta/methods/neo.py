@@ -22,14 +22,14 @@ class NEOConfig(Config):
 
     Attributes:
         seed: seed of the draw of source images, with source_mean=True.
-        mean: average over all images so far, or a moving average that forgets ("recent").
-        decay: how much of the moving average a batch keeps, with mean="recent".
+        average: over all images so far, or a moving one that forgets ("recent").
+        decay: how much of the moving average a batch keeps, with average="recent".
         source_mean: subtract only what the mean has moved away from the source images' mean; NEO
             itself assumes that theirs is zero.
         source_samples: how many source images that mean is computed from.
     """
 
-    mean: Literal["all", "recent"] = "all"
+    average: Literal["all", "recent"] = "all"
     decay: float = 0.9
     source_mean: bool = False
     source_samples: int = 2000
@@ -100,7 +100,7 @@ class NEO(NoGradientAdapter[NEOConfig]):
 
     def wrap(self, classifier: nn.Linear) -> WrappedHead:
         """Centre what the classifier is given."""
-        recent = self.config.mean == "recent"
+        recent = self.config.average == "recent"
         self.running["mean"] = None
         if not recent:
             self.running["count"] = None

@@ -162,6 +162,8 @@ class ROID(NormAffineAdapter[ROIDConfig]):
             return Objective(answer, entropy=entropies, skipped=TIED)
         selected = weights > 0
         index = selected.nonzero().squeeze(1)
+        if not len(index):  # predictions that are not finite have no weight
+            return Objective(answer, selected=selected, entropy=entropies)
         weights, p = weights[index], p[index]
         losses = {"likelihood": (weights * soft_likelihood_ratio(p)).sum() / size}
         forwards = size
