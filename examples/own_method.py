@@ -1,7 +1,7 @@
 """A method of your own, complete: learn from confident predictions as if they were labels.
 
-python own_method.py
-moetta run --method own_method:PseudoLabel --model digits-vit --stream classical
+Run it here with `python own_method.py`, or in a benchmark:
+`moetta run --method own_method:PseudoLabel --model digits-vit --stream classical`.
 """
 
 from dataclasses import dataclass

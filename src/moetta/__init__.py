@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moetta.core.step_report import StepReport, Totals
     from moetta.methods.registry import Citation, Drawn, Method, list_methods, register
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Adapter": "moetta.core.adapter",

@@ -10,6 +10,7 @@ import pytest
 from moetta import zoo
 from moetta.bench.cell import Cell, parse_overrides, resolve_config
 from moetta.bench.grid import make_grid
+from moetta.methods import find, list_methods
 from moetta.paper.published import PAPER_MODELS
 
 CELL = Cell("moetta", "classical", "digits-vit")
@@ -41,10 +42,13 @@ def test_the_seed_is_the_methods_too() -> None:
     assert resolve_config(replace(CELL, seed=7, overrides=(("seed", 3),)))[1].seed == 3
 
 
-def test_every_tuned_setting_is_valid() -> None:
-    for model in zoo.RECIPES:
-        for method in ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta"):
-            resolve_config(Cell(method, "classical", model))
+@pytest.mark.parametrize("model", list(zoo.RECIPES))
+def test_every_tuned_setting_reaches_its_method(model: str) -> None:
+    for method in list_methods():
+        name, config = resolve_config(Cell(method, "classical", model, seed=3))
+        expected = zoo.tuned(model, method)
+        assert name == ("tuned" if expected else "paper")
+        assert config == find(method).config.preset("paper", seed=3, **expected)
 
 
 @pytest.mark.parametrize(

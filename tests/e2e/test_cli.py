@@ -16,6 +16,9 @@ from PIL import Image
 from moetta.bench.cell import Cell
 from moetta.commands.doctor import Finding
 from moetta.commands.main import COMMANDS, main
+from moetta.commands.options import expand_methods
+from moetta.methods import list_methods
+from moetta.paper.published import METHODS
 
 TINY = Path(__file__).parents[1] / "bench"
 MODEL = "tiny_models:vit"
@@ -75,6 +78,44 @@ def test_set_changes_the_configuration(tmp_path: Path) -> None:
     card = json.loads((folder / "card.json").read_text())
     assert (card["config"]["lr"], card["config"]["experts"]) == (0.5, 3)
     assert card["variant"] == "lr=0.5,experts=3"
+
+
+def test_groups_of_methods() -> None:
+    known = list_methods()
+    assert expand_methods(["tent", "all"])[0] == "tent"
+    assert set(expand_methods(["all"])) == set(known)
+    assert expand_methods(["paper"]) == list(METHODS)
+    for group in {method.group for method in known.values()}:
+        members = [name for name, method in known.items() if method.group == group]
+        assert expand_methods([group, *members]) == members
+    assert expand_methods(["package.module:Class"]) == ["package.module:Class"]
+
+
+OWN = '''
+from dataclasses import dataclass
+from moetta.methods import register
+from moetta.methods.tent import Tent, TentConfig
+
+@dataclass(frozen=True)
+class Config(TentConfig):
+    """Mine."""
+
+@register("mine", Config, title="Mine", summary="my method", group="entropy")
+class Mine(Tent):
+    """Tent under another name."""
+'''
+
+
+def test_a_method_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_tent.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(2):  # the second time it is recognised
+        assert run_tiny(tmp_path / "runs", "--method", "own_tent:Mine", "noadapt") == 0
+    assert "mine" in capsys.readouterr().out.lower()
+    (card,) = (tmp_path / "runs").glob("*__mine__*/card.json")
+    assert json.loads(card.read_text())["title"] == "Mine"
 
 
 def test_what_failed_does_not_hide_the_rest(
@@ -145,9 +186,9 @@ def test_bad_input(
 
 def test_a_missing_extra_is_named() -> None:
     code = "import sys; sys.modules['polars'] = None\n"
-    code += "from moetta.commands.main import main; main(['results'])"
+    code += "from moetta.commands.main import main; main(['run'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.startswith("moetta results: this command needs polars")
+    assert done.stderr.startswith("moetta run: this command needs polars")
     assert "pip install 'moetta[bench]'" in done.stderr
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
+from moetta.bench.models import load_model
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
 from moetta.methods import list_methods
@@ -84,10 +86,12 @@ def test_table3(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_scalability_reuses_finished_cells(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moetta.paper.experiments.main_tables.METHODS", ("noadapt", "moetta"))
-    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
     rows = read(run("scalability", out, limit=32) / "scalability-tiny_models:vit.csv")
     assert float(rows[-1]["classical, paper %"]) == 68.8
-    assert all(p.stat().st_mtime_ns == t for p, t in before.items())
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
+    assert len(before) >= 6  # two methods on three streams
+    assert read(run("scalability", out, limit=32) / "scalability-tiny_models:vit.csv") == rows
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")} == before
 
 
 def test_grid_search(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +157,44 @@ def test_theory_second_proposition_does_not_hold(out: Path) -> None:
     assert float(losses(2, 3, 200, 3.0).min()) < 1
     rows = read(run("theory", out, limit=400) / "theory-2.csv")
     assert float(rows[0]["least loss, ours"]) == pytest.approx(0.8933, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gradient-cosine", "tsne", "partial-replacement", "sensitivity"])
+def test_finished_experiments_need_no_data_and_no_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moetta.paper.experiments.sweeps.EXPERTS", (3,))
+    monkeypatch.setattr("moetta.paper.experiments.sweeps.LAMBDAS", (0.2,))
+    weights = tmp_path / "vit.safetensors"
+    save_file(load_model(MODELS[0]).state_dict(), weights)
+    options = Reproduce(
+        name=name, out=tmp_path / "runs", limit=60, models=MODELS[:1], threads=1,
+        weights=str(weights),
+    )  # fmt: skip
+    reproduce(options)
+    first = {p.name: p.read_text() for p in tmp_path.glob("runs/paper/*/*.csv")}
+    assert first
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was loaded")
+
+    weights.unlink()
+    monkeypatch.setattr("moetta.bench.protocol.load_model", refuse)
+    monkeypatch.setattr("moetta.bench.protocol.make_stream", refuse)
+    reproduce(options)
+    assert {p.name: p.read_text() for p in tmp_path.glob("runs/paper/*/*.csv")} == first
+
+
+def test_what_is_not_the_papers_is_said(tmp_path: Path) -> None:
+    paper = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    workload = Workload((paper, "another"), data=str(tmp_path))
+    assert "on the fly" in workload.ours
+    (tmp_path / "ImageNet-C").mkdir()
+    assert "have the paper's names" in workload.ours
+    assert "another" not in workload.ours  # it is not in a table of the first model
+    assert "16 images" in replace(workload, common={"batch_size": 16}).ours
+    assert "MGTTA" not in workload.ours
+    assert "MGTTA" in workload.caveat(paper, mgtta=True)
 
 
 def test_unknown_experiment(out: Path) -> None:

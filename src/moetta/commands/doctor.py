@@ -1,4 +1,4 @@
-"""`moetta doctor`: what this machine has, and whether the software works on it."""
+"""`moetta doctor`: what this machine offers, and whether the software works on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Doctor:
-    """Versions, devices, shipped weights, data folders, and a self-test of a few seconds."""
+    """Check versions, devices, shipped weights and data folders; then run a short self-test."""
 
     data: Path = Path("data")
     """Folder to look for data sets in."""
@@ -46,7 +46,7 @@ class Finding:
 
     Attributes:
         topic: what was looked at.
-        good: whether it is as it should be; None where that is the user's choice.
+        good: whether it is as it should be; None if that is the user's choice.
         text: what was found.
     """
 
@@ -56,10 +56,10 @@ class Finding:
 
 
 def doctor(options: Doctor) -> None:
-    """Look, and say what was found.
+    """Check everything, and print the findings.
 
     Raises:
-        ValueError: something that should work does not.
+        ValueError: something does not work as it should.
     """
     console = make_console()
     found = []
@@ -67,17 +67,17 @@ def doctor(options: Doctor) -> None:
         found.append(finding)
         if not options.json:
             mark = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "--"}[finding.good]
-            # The text has brackets of its own, as in moetta[bench].
+            # The text may contain brackets, as in moetta[bench].
             console.print(f"{mark} {finding.topic}: {escape(finding.text)}", highlight=False)
     if options.json:
         print(json.dumps([vars(finding) for finding in found], indent=2))
     bad = [finding.topic for finding in found if finding.good is False]
     if bad:
-        raise ValueError(f"not as it should be: {', '.join(bad)}")
+        raise ValueError(f"these checks failed: {', '.join(bad)}")
 
 
 def examine(data: Path) -> Iterator[Finding]:
-    """All findings, as they come."""
+    """All findings, one by one."""
     yield Finding("moetta", True, f"{moetta.__version__}, Python {platform.python_version()}")
     for name in PACKAGES:
         try:
@@ -125,7 +125,7 @@ def _data(root: Path) -> Iterator[Finding]:
 
 
 def _self_test() -> Finding:
-    """Every method learns from two batches; MoETTA's state survives a file."""
+    """Let every method learn from two batches; save and load MoETTA's state."""
     begun = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -138,9 +138,9 @@ def _self_test() -> Finding:
             source = images[2] if method.needs_source else None
             adapter = moetta.adapt(model, name, source=source)
             if not all(adapter(batch).isfinite().all() for batch in images[:2]):
-                return Finding("self-test", False, f"{name} predicts numbers that are not finite")
+                return Finding("self-test", False, f"{name} predicts values that are not finite")
         _check_state(model, images)
-    except Exception as error:  # whatever it is, it is a finding
+    except Exception as error:  # any error is a finding
         return Finding("self-test", False, f"{type(error).__name__}: {error}")
     took = time.monotonic() - begun
     return Finding("self-test", True, f"{len(moetta.list_methods())} methods adapt ({took:.1f} s)")
@@ -153,4 +153,4 @@ def _check_state(model: torch.nn.Module, images: Tensor) -> None:
         first.save(Path(folder) / "state.safetensors")
         second.load(Path(folder) / "state.safetensors")
     if not torch.equal(first(images[1]), second(images[1])):
-        raise RuntimeError("a state that was saved and loaded predicts otherwise")
+        raise RuntimeError("a state that was saved and loaded gives other predictions")

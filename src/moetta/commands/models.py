@@ -16,14 +16,14 @@ from moetta.paper.published import PAPER_MODELS
 
 @dataclass(frozen=True)
 class Models:
-    """List the models that need no path: shipped with the package, and the paper's."""
+    """List the models that have a name: those shipped with the package, and the paper's."""
 
     json: bool = False
     """Print JSON for machines."""
 
 
 def models(options: Models) -> None:
-    """Print what `--model` takes."""
+    """Print what `--model` accepts."""
     listed = [*(_shipped(name) for name in zoo.RECIPES), *map(_paper, PAPER_MODELS)]
     if options.json:
         print(json.dumps(listed, indent=2))
@@ -37,8 +37,8 @@ def models(options: Models) -> None:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     console.print(table)
     console.print(
-        "Also: any timm name (timm.list_models()), module:function of your own, a Hugging Face "
-        "folder; --weights FILE.safetensors loads weights from a local file.",
+        "Also accepted: any timm name (timm.list_models()), your own module:function, or a Hugging "
+        "Face folder. --weights FILE.safetensors loads weights from a local file.",
         highlight=False,
     )
 

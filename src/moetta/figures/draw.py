@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from moetta.figures.theme import (
@@ -98,7 +100,7 @@ def heat_map(
     axes.set(xlabel=x, ylabel=y)
     cell = (WIDTH - left - right) / max(len(columns), 1)
     if tall > 0.2 and text_width(format(-10.0, form), 6.8) < cell + 0.05:
-        _numbers(axes, matrix, norm, colors, form)
+        axes.add_artist(_Numbers(matrix, norm, colors, form))
     _scale(figure, axes, norm, colors, label, height)
     return figure
 
@@ -118,20 +120,44 @@ def _mesh(
     return norm
 
 
-def _numbers(axes: Any, matrix: np.ndarray, norm: Normalize, colors: str, form: str) -> None:
-    shades = colormaps[colors](norm(matrix))
-    dark = shades[..., :3] @ np.array([0.299, 0.587, 0.114]) < 0.5
-    for (row, column), value in np.ndenumerate(matrix):
-        if np.isfinite(value):
-            axes.text(
-                column + 0.5,
-                row + 0.52,
-                format(value, form),
-                ha="center",
-                va="center_baseline",
-                fontsize=6.8,
-                color="#ffffff" if dark[row, column] else "#000000",
-            )
+class _Numbers(Artist):
+    """The numbers of a heat map, centred in its cells.
+
+    One artist instead of hundreds: as texts of their own they would take a third of the time of a
+    whole report.
+    """
+
+    SIZE = 6.8
+    WIDTHS: ClassVar = {".": 0.318, "-": 0.361, "+": 0.838}  # DejaVu Sans, in ems
+    DIGIT = 0.636
+
+    def __init__(self, matrix: np.ndarray, norm: Normalize, colors: str, form: str) -> None:
+        super().__init__()
+        self.set_zorder(3)  # above the mesh
+        self.matrix, self.form = matrix, form
+        shades = colormaps[colors](norm(matrix))
+        self.dark = shades[..., :3] @ np.array([0.299, 0.587, 0.114]) < 0.5
+
+    def draw(self, renderer: Any) -> None:
+        """Write each known value."""
+        font = FontProperties(size=self.SIZE)
+        em = renderer.points_to_pixels(self.SIZE)
+        _, tall = renderer.get_canvas_width_height()
+        rows, columns = np.nonzero(np.isfinite(self.matrix))
+        assert self.axes is not None
+        middles = self.axes.transData.transform(np.stack((columns + 0.5, rows + 0.5), 1))
+        pens = {}
+        for dark, color in ((False, "#000000"), (True, "#ffffff")):
+            pens[dark] = renderer.new_gc()
+            pens[dark].set_foreground(color)
+        for row, column, (x, y) in zip(rows, columns, middles, strict=True):
+            text = format(self.matrix[row, column], self.form)
+            x -= em * sum(self.WIDTHS.get(sign, self.DIGIT) for sign in text) / 2
+            y -= 0.36 * em  # half of a digit's height
+            pen = pens[bool(self.dark[row, column])]
+            renderer.draw_text(pen, x, tall - y if renderer.flipy() else y, text, font, 0)
+        for pen in pens.values():
+            pen.restore()
 
 
 def _scale(
