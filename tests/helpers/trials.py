@@ -41,6 +41,11 @@ REFUSED: dict[tuple[str, str], str] = {
     ("roid", "hf_bert"): r"needs a batch \[B, C, H, W\].*consistency=False",
     ("spa", "hf_bert"): r"needs a batch \[B, C, H, W\]",
     ("rotta", "hf_bert"): r"needs a batch \[B, C, H, W\]",
+    **{
+        (method, "timm_deit"): "logits are not what its last linear layer"  # it has two heads
+        for method in ("neo", "lame", "gain", "zerosiam", "spa")
+    },
+    **{(m, "perceptron"): "" for m in ("norm", "alpha_bn", "rem")},
     **{("norm", f): "norm replaces the statistics" for f in FAMILIES.keys() - BATCHNORM},
     **{("alpha_bn", f): "alpha_bn replaces the statistics" for f in FAMILIES.keys() - BATCHNORM},
     **{("rem", f): "rem needs a ViT" for f in FAMILIES.keys() - CLASS_TOKENS},
@@ -54,6 +59,7 @@ NOT_THE_SOURCE_AT_START = {
     *("neo", "lame", "alpha_bn", "roid"),  # these correct the first batch too
     "gain",  # answers log-probabilities
 }
+SOMETIMES_FINDS_NOTHING = {"spa"}  # no view may be harder than the image itself
 # BatchNorms see the batch.
 BATCH_STATISTICS = {"tent", "eata", "cotta", "sar", "deyo", "mgtta", "norm", "rdumb", "zerosiam"}
 BATCH_STATISTICS |= {"spa"}

@@ -11,7 +11,7 @@ from moetta.core.adapter import Adapter, Source
 from moetta.core.config import Config
 from moetta.core.inputs import Inputs
 from moetta.core.objective import Objective
-from moetta.nn.head import WrappedHead, find_head
+from moetta.nn.head import Head, WrappedHead, find_head, listening
 
 C = TypeVar("C", bound=Config, covariant=True)
 
@@ -24,6 +24,7 @@ class NoGradientAdapter(Adapter[C]):
     """
 
     head: WrappedHead
+    _found: Head
 
     def wrap(self, classifier: nn.Linear) -> WrappedHead:
         """The head that corrects this classifier; `self.running` gets its initial values here."""
@@ -31,9 +32,9 @@ class NoGradientAdapter(Adapter[C]):
 
     def build(self, source: Source) -> None:
         """Wrap the classifier; nothing is trained."""
-        found = find_head(self.network)
-        self.head = self.wrap(found.module)
-        self.surgery.replace(found.name, self.head)
+        self._found = find_head(self.network)
+        self.head = self.wrap(self._found.module)
+        self.surgery.replace(self._found.name, self.head)
 
     def objective(self, inputs: Inputs) -> Objective:
         """Predict, and take over what the head learnt."""
@@ -59,7 +60,10 @@ class NoGradientAdapter(Adapter[C]):
     def _forward(self, inputs: Inputs) -> Tensor:
         self._hand_over()
         self.head.fresh = {}
-        return inputs.logits(self.model)
+        with listening(self.network, self._found) as heard:
+            logits = inputs.logits(self.model)
+        heard.of(logits, self._found)  # refuses a model with another classifier
+        return logits
 
     def _hand_over(self) -> None:
         """Give the head the running values; they may have been reset or loaded since."""

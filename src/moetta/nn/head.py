@@ -40,11 +40,17 @@ def find_head(network: nn.Module) -> Head:
     return Head(*linear[-1])
 
 
+NOT_THE_CLASSIFIER = (
+    "the model's logits are not what its last linear layer {name!r} puts out; this method needs a "
+    "model whose logits come from one linear layer over one feature vector per sample"
+)
+
+
 @dataclass
 class Heard:
-    """What a head was given in one forward pass; empty until it runs."""
+    """What a head was given and put out, pass by pass."""
 
-    features: list[Tensor] = field(default_factory=list)
+    passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def of(self, logits: Tensor, head: Head) -> Tensor:
         """The features [B, D] behind these logits.
@@ -52,16 +58,19 @@ class Heard:
         Raises:
             ValueError: the head did not make these logits, so its features say nothing about them.
         """
-        if len(self.features) == 1:
-            features = self.features[0]
-            if features.dim() == 2 and len(features) == len(logits):
+        if len(self.passes) == 1:
+            features, output = self.passes[0]
+            if features.dim() == 2 and _alike(output.detach(), logits.detach()):
                 return features
-        raise ValueError(
-            f"the last linear layer {head.name!r} is not the model's classifier: it ran "
-            f"{len(self.features)} times, on {[tuple(x.shape) for x in self.features]}, for logits "
-            f"of shape {tuple(logits.shape)}. This method needs a model whose logits come from one "
-            "linear layer over one feature vector per sample"
-        )
+        raise ValueError(NOT_THE_CLASSIFIER.format(name=head.name))
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    """Whether both are equal, where they are numbers at all."""
+    if left.shape != right.shape:
+        return False
+    left, right = left.float(), right.float()
+    return bool(((left == right) | left.isnan()).all())
 
 
 @contextlib.contextmanager
@@ -69,11 +78,11 @@ def listening(network: nn.Module, head: Head) -> Iterator[Heard]:
     """Within the block, a forward pass leaves the features that the head was given."""
     heard = Heard()
 
-    def hook(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        heard.features.append(arguments[0])
+    def hook(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        heard.passes.append((arguments[0], output))
 
     # By name: the head may have been wrapped since it was found.
-    handle = network.get_submodule(head.name).register_forward_pre_hook(hook)
+    handle = network.get_submodule(head.name).register_forward_hook(hook)
     try:
         yield heard
     finally:
