@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
     from moetta.core.objective import Objective, Step
     from moetta.core.step_report import StepReport, Totals
+    from moetta.guard import Guard
     from moetta.methods.registry import Citation, Drawn, Method, list_methods, register
 
 __version__ = "0.2.0"
@@ -30,6 +31,7 @@ _HOMES = {
     "Citation": "moetta.methods",
     "Config": "moetta.core.config",
     "Drawn": "moetta.methods",
+    "Guard": "moetta.guard",
     "Inputs": "moetta.core.inputs",
     "Method": "moetta.methods",
     "NormAffineAdapter": "moetta.core.norm_affine",
@@ -49,6 +51,7 @@ __all__ = [
     "Citation",
     "Config",
     "Drawn",
+    "Guard",
     "Inputs",
     "Method",
     "NormAffineAdapter",

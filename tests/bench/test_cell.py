@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from moetta import zoo
-from moetta.bench.cell import Cell, parse_overrides, resolve_config
+from moetta.bench.cell import Cell, resolve_config
 from moetta.bench.grid import make_grid
+from moetta.core.config import parse_overrides
 from moetta.methods import find, list_methods
 from moetta.paper.published import PAPER_MODELS
 

@@ -16,9 +16,9 @@ from tiny_models import vit
 from moetta import zoo
 from moetta.bench import Cell, run_grid
 from moetta.bench.finished import find_finished
-from moetta.bench.models import forget_models
 from moetta.commands.main import main
 from moetta.results.runs import load_run
+from moetta.zoo.by_name import forget_models
 
 CELL = Cell("tent", "classical", "tiny_models:vit", limit=32, batch_size=16, threads=1)
 

@@ -106,11 +106,11 @@ def test_what_was_computed_is_kept_in_a_file(method: str, tmp_path: Path) -> Non
     path.write_bytes(whole)
     tensors = load_file(path)
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=f"not made by {method}'s save_source"):
+    with pytest.raises(ValueError, match=f"not written by {method}'s save_source"):
         moetta.adapt(model, method, source=path)
     other = moetta.adapt(model, "tent")
     other.save(path)
-    with pytest.raises(ValueError, match=f"not made by {method}'s save_source"):
+    with pytest.raises(ValueError, match=f"not written by {method}'s save_source"):
         moetta.adapt(model, method, source=path)
     with pytest.raises(ValueError, match="tent adapter computed nothing from source images"):
         other.save_source(path)

@@ -8,6 +8,7 @@ from moetta.data import UnreadableImage, cifar10
 from moetta.data.cache import cache_folder, cached
 from moetta.data.catalogue import SMALL_SETS
 from moetta.data.image_files import ImageFiles
+from moetta.files import read_safetensors
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,10 @@ def folder(tmp_path):
 
 def read(folder):
     return cifar10(folder, partial=True)
+
+
+def cached_files():
+    return list(cache_folder().rglob("*.safetensors"))
 
 
 def refuse_decoding(monkeypatch):
@@ -59,11 +64,22 @@ def test_a_changed_folder_is_decoded_again(folder, change):
         file.rename(file.parent / "+.JPEG")  # now before 0.JPEG
     after = read(folder)
     assert after.images.shape != before.images.shape or not after.images.equal(before.images)
+    (path,) = cached_files()  # the old images are not kept
+    assert len(read_safetensors(path)[0]["images"]) == len(after)
+
+
+def test_two_folders_are_cached_side_by_side(folder, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    make_tree(other / "test", SMALL_SETS["cifar10"].classes, images=1, size=(32, 32))
+    first, second = read(folder), read(other)
+    refuse_decoding(monkeypatch)
+    assert read(folder).images.equal(first.images)
+    assert read(other).images.equal(second.images)
 
 
 def test_a_damaged_file_is_made_again(folder):
     first = read(folder)
-    (path,) = cache_folder().rglob("cifar10-test-*.safetensors")
+    (path,) = cached_files()
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:100])
     assert read(folder).images.equal(first.images)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import save as to_bytes
 
 from moetta.data import embedded
 from moetta.data.cache import cache_folder
@@ -25,14 +26,14 @@ def test_no_digit_is_in_both_splits():
     assert torch.cdist(train, test).min() > 0
 
 
-def test_the_splits_hold_every_digit_in_like_shares():
+def test_the_splits_hold_every_digit_in_similar_shares():
     for split, share in (("train", 0.6), ("test", 0.4)):
         counts = compose.digits(split)[2]
         assert (counts - share * 179.7).abs().max() < 6
 
 
 @pytest.mark.parametrize("make", [compose.paint, styles.rendition, styles.sketch])
-def test_a_image_depends_on_its_own_number_alone(make):
+def test_an_image_depends_only_on_its_number(make):
     whole = make(compose.scene(torch.arange(40), split="test", seed=3))
     few = make(compose.scene(torch.tensor([31, 7]), split="test", seed=3))
     assert torch.equal(whole[[31, 7]], few)
@@ -51,7 +52,7 @@ def test_classes_are_uniform_and_name_the_digits_shown():
         assert part[digit == 0].mean() + 0.3 < part[digit == 1].mean()
 
 
-def test_strokes_stand_out_from_the_ground():
+def test_strokes_stand_out_from_the_background():
     view = compose.scene(torch.arange(500), split="train", seed=0)
     luma = compose.paint(view).float().mean(1, keepdim=True) / 255
     on, off = (view.ink > 0.9).float(), (view.ink < 0.1).float()
@@ -99,12 +100,14 @@ def test_a_corrupted_domain_is_the_clean_one_corrupted_more_at_higher_severity(s
     assert distance[0] < distance[1] < distance[2]
 
 
-def test_the_second_time_comes_from_the_cache(small, monkeypatch):
+def test_the_second_time_comes_from_the_cache(small):
     first = embedded.domain("r")
-    monkeypatch.setattr(compositions, "_compose", lambda *_: pytest.fail("made again"))
+    (path,) = cache_folder().rglob("r.safetensors")
+    marked = torch.full_like(first.images, 7)
+    path.write_bytes(to_bytes({"images": marked, "labels": first.labels}))
     second = embedded.domain("r")
-    assert torch.equal(first.images, second.images)
-    assert torch.equal(first.labels, second.labels)
+    assert torch.equal(second.images, marked)
+    assert torch.equal(second.labels, first.labels)
 
 
 def test_a_damaged_cache_file_is_made_again(small):
@@ -143,11 +146,13 @@ def test_a_longer_domain_goes_on_where_the_usual_one_ends(small, name):
     assert embedded.domain(name, count=5).images.equal(usual.images[:5])
 
 
-def test_labels_of_longer_domains_are_those_of_their_images(small):
-    for name in ("a", "r", "extra/spatter"):
-        longer = embedded.domain(name, count=60)
-        _, labels = compositions._compose(name, torch.arange(60), 5)
-        assert longer.labels.equal(labels)
+def test_labels_of_longer_domains_are_those_of_their_images(small, monkeypatch):
+    longer = {name: embedded.domain(name, count=60) for name in ("a", "r", "extra/spatter")}
+    monkeypatch.setattr(compositions, "COUNTS", dict.fromkeys(small, 60))
+    for name, domain in longer.items():
+        usual = embedded.domain(name)  # its labels come with its images
+        assert domain.labels.equal(usual.labels)
+        assert domain.read(torch.arange(60))[0].equal(usual.images)
 
 
 def test_a_longer_stream_keeps_the_proportions_and_says_its_length(small):
@@ -173,11 +178,12 @@ def test_any_batch_of_a_longer_stream_can_be_read_by_itself(small, order):
     assert next(iter(again)).images.equal(whole[30].images)
 
 
-def test_a_hundredfold_stream_holds_no_images(monkeypatch):
-    monkeypatch.setattr(compositions, "_compose", lambda *_: pytest.fail("composed"))
+def test_a_hundredfold_stream_holds_no_images():
     stream = embedded.stream("potpourri+", length=1_705_700)
     assert stream.samples == 1_705_700
     assert stream.counts["a"] == 14_400
+    assert not any(isinstance(domain.images, torch.Tensor) for domain in stream.domains)
+    assert not cache_folder().exists()  # nor were the usual ones made
 
 
 def test_the_hard_cases_set_the_greatest_length():

@@ -74,7 +74,7 @@ def test_every_norm_of_every_family_is_found(family: str, kinds: dict, channels_
 
 
 class ByHand2d(nn.LayerNorm):
-    """A channels-first LayerNorm that no library has."""
+    """A channels-first LayerNorm written by hand."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + self.eps).sqrt()
@@ -82,7 +82,7 @@ class ByHand2d(nn.LayerNorm):
 
 
 class ByHand(nn.LayerNorm):
-    """Over the last axis, as CLIP's own, written out."""
+    """Over the last axis, written by hand, as CLIP's is."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
@@ -105,9 +105,9 @@ class ByHand(nn.LayerNorm):
         (ByHand2d, True),
     ],
 )
-def test_a_layer_says_itself_which_axis_is_its(make, first: bool) -> None:
+def test_a_layer_shows_which_axis_it_normalises(make, first: bool) -> None:
     assert describe("x", make(6)).channels_first == first
-    assert not describe("x", make(1)).channels_first or first
+    assert not describe("x", make(1)).channels_first  # one feature: either axis will do
 
 
 @pytest.mark.parametrize(

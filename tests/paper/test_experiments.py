@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
-from moetta.bench.models import load_model
 from moetta.commands.main import main
 from moetta.commands.reproduce import Reproduce, reproduce
 from moetta.methods import list_methods
@@ -24,6 +23,7 @@ from moetta.paper.experiments.theory import cosines, losses
 from moetta.paper.experiments.workload import Found, no_cells
 from moetta.paper.published import METHODS, by_method, published
 from moetta.results.tables import Column, Entry, Table, table
+from moetta.zoo.by_name import load_model
 
 MODELS = ("tiny_models:vit", "tiny_models:convnext")
 
@@ -59,6 +59,15 @@ def test_table1_has_all_cells() -> None:
     assert {c.seed for c in cells} == {42, 4242, 424242}
     (imagenet,) = {c.data for c in TABLE1.cells(Workload(("a", "b"), data="d"))}
     assert imagenet == "d"
+
+
+def test_the_streams_suit_the_first_model() -> None:
+    paper = ("classical", "potpourri", "potpourri+")
+    assert Workload().streams == Workload(("vit_base_patch16_224",), data="d").streams == paper
+    photos = Workload(("cifar-vit", "digits-vit"), data="d")
+    assert photos.streams == (photos.classical,) == (photos.richest,) == ("cifar10-c",)
+    assert "ImageNet-C" not in photos.ours
+    assert "ImageNet-C was generated" in Workload(("vit_base_patch16_224",), data="d").ours
 
 
 def test_table2(out: Path) -> None:

@@ -53,6 +53,9 @@ class Running:
         self.seconds_to_ready = time.monotonic() - self.begun
         self.url = url
         self.port = int(url.rpartition(":")[2])
+        # One client for all threads: making one costs more than a request.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
+        self.client = httpx.Client(base_url=url, timeout=30, limits=limits)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -74,19 +77,17 @@ class Running:
 
     def metric(self, line: str) -> float:
         """The value of a metric, by its name with labels."""
-        for found in httpx.get(self.url + "/metrics", timeout=20).text.splitlines():
+        for found in self.client.get("/metrics").text.splitlines():
             if found.startswith(line + " "):
                 return float(found.rpartition(" ")[2])
         raise KeyError(line)
 
     def predict(self, data: bytes, kind: str = "image/png", **options: Any) -> httpx.Response:
         headers = {"Content-Type": kind, **options.pop("headers", {})}
-        return httpx.post(
-            self.url + "/v1/predict", content=data, headers=headers, params=options, timeout=30
-        )
+        return self.client.post("/v1/predict", content=data, headers=headers, params=options)
 
     def admin(self, call: str) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/adapt/{call}", headers=ADMIN, timeout=30)
+        return self.client.post(f"/v1/adapt/{call}", headers=ADMIN)
 
     def memory(self) -> int:
         """Resident bytes."""

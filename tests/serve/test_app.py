@@ -312,7 +312,7 @@ def test_a_failing_model_answers_every_request_once_and_goes_on(tmp_path, monkey
             raise RuntimeError("out of luck")
 
         good, tenant.answering = tenant.answering, broken
-        broken.paused = good.paused
+        broken.on_prediction, broken.paused = None, good.paused
         broken.last, broken.steps = None, 0
         assert predict(client).status_code == 500
         tenant.answering = good

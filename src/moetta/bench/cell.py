@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -248,22 +247,3 @@ def resolve_config(cell: Cell) -> tuple[str, Config]:
         text = type(value) is int and kinds.get(field_name) in (str, str | None)
         values[field_name] = str(value) if text else value
     return name, method.config.preset(preset, **values)
-
-
-def parse_overrides(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
-    """Texts such as ``lr=1e-3`` as (field, value) pairs; a value is TOML, or else plain text.
-
-    >>> parse_overrides(["lr=1e-3", "select=false", "frozen=0-3"])
-    (('lr', 0.001), ('select', False), ('frozen', '0-3'))
-    """
-    pairs: list[tuple[str, Any]] = []
-    for text in texts:
-        name, equals, raw = text.partition("=")
-        if not equals or not name.strip():
-            raise ValueError(f"--set takes field=value, such as lr=1e-3, got {text!r}")
-        try:
-            value = tomllib.loads(f"value = {raw}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = {"true": True, "false": False, "none": None}.get(raw.lower(), raw)
-        pairs.append((name.strip(), tuple(value) if isinstance(value, list) else value))
-    return tuple(pairs)

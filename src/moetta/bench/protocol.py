@@ -21,7 +21,6 @@ import moetta
 from moetta.bench.cell import BASELINE, Cell, is_named, resolve_config
 from moetta.bench.finished import folder_name, weights_file_sha256
 from moetta.bench.interrupts import Stopped
-from moetta.bench.models import load_model
 from moetta.core.adapter import Adapter
 from moetta.core.config import Config
 from moetta.data import (
@@ -41,6 +40,7 @@ from moetta.data.named_streams import check_suits_embedded
 from moetta.data.preprocess import own_preprocess
 from moetta.methods import find
 from moetta.results.runs import SCHEMA
+from moetta.zoo.by_name import load_model
 
 
 @dataclass(frozen=True)

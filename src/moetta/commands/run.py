@@ -5,13 +5,23 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from moetta.bench.cell import BASELINE, Cell, CellOptions, parse_overrides
+import tyro
+
+from moetta.bench.cell import BASELINE, Cell, CellOptions
 from moetta.bench.grid import finished_folders, make_grid, require_all
 from moetta.commands.console import make_console
 from moetta.commands.options import Running, cell_fields, expand_methods, write_report
 from moetta.commands.results import groups_tables
+from moetta.core.config import parse_overrides
+from moetta.data.catalogue import stream_names
 from moetta.results.runs import load_run
+
+_STREAM_HELP = (
+    f"Streams: {', '.join(stream_names(embedded=False))}; a TOML mixture; or a folder with one "
+    "folder per class."
+)
 
 
 @dataclass(frozen=True)
@@ -21,9 +31,7 @@ class Axes:
     method: tuple[str, ...] = ("moetta",)
     """Methods: names (`moetta methods` lists them), module:Class of your own, or a group: all,
     paper (the paper's nine), or one that `moetta methods` shows."""
-    stream: tuple[str, ...] = ("potpourri+",)
-    """Streams: classical, potpourri, potpourri+, validation, cifar10-c; a TOML mixture; or a folder
-    of class folders."""
+    stream: Annotated[tuple[str, ...], tyro.conf.arg(help=_STREAM_HELP)] = ("potpourri+",)
     model: tuple[str, ...] = ("digits-vit",)
     """Models: a shipped model, a timm name with its tag, module:function, or a Hugging Face
     folder."""

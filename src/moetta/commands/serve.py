@@ -17,13 +17,13 @@ from torch import nn
 
 from moetta import zoo
 from moetta.api import adapt
-from moetta.bench.cell import parse_overrides
-from moetta.bench.models import load_model
 from moetta.core.adapter import Adapter
+from moetta.core.config import parse_overrides
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.serve import Classifier, Settings, create_app, run
 from moetta.serve.classifier import default_labels
 from moetta.serve.tenants import Answering
+from moetta.zoo.by_name import load_model
 
 TOKEN, KEYS = "MOETTA_ADMIN_TOKEN", "MOETTA_API_KEYS"
 
@@ -127,11 +127,17 @@ def serve(options: Serve) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     settings = make_settings(options)
-    classifier = make_classifier(options)
     with only_one(options.state):
+        classifier = make_classifier(options)
         app = create_app(classifier, lambda: make_adapter(options, classifier.model), settings)
-        run(app, settings, on_ready=lambda url: print(_welcome(options, url), flush=True))
-    print("stopped; everything that was accepted is answered, and the state is saved")
+        saved = run(app, settings, on_ready=lambda url: print(_welcome(options, url), flush=True))
+    if saved:
+        print("stopped; everything that was accepted is answered, and the state is saved")
+    else:
+        print("stopped, but not everything that was learnt could be saved", file=sys.stderr)
+    sys.stdout.flush()
+    # All is done; to take torch apart would cost another second, with a supervisor waiting.
+    os._exit(0 if saved else 1)
 
 
 def _welcome(options: Serve, url: str) -> str:

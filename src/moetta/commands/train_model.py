@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,8 +16,9 @@ from moetta import zoo
 class TrainModel:
     """Train a small model from its recipe, as the shipped ones were trained."""
 
-    name: tyro.conf.Positional[str]
-    """digits-vit, digits-convnext, cifar-vit or cifar-convnext."""
+    name: Annotated[
+        tyro.conf.Positional[str], tyro.conf.arg(help=f"One of {', '.join(zoo.RECIPES)}.")
+    ]
     out: Path = Path("models")
     """Folder for the weights, the card and, until they are done, the checkpoint."""
     data: Path | None = None

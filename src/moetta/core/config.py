@@ -6,6 +6,8 @@ import inspect
 import json
 import math
 import re
+import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
@@ -139,3 +141,22 @@ def share(config: Config, *names: str) -> None:
         require(
             _number(value) and 0 <= value <= 1, f"{name} must be between 0 and 1, got {value!r}"
         )
+
+
+def parse_overrides(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
+    """Texts such as ``lr=1e-3`` as (field, value) pairs; a value is TOML, or else plain text.
+
+    >>> parse_overrides(["lr=1e-3", "select=false", "frozen=0-3"])
+    (('lr', 0.001), ('select', False), ('frozen', '0-3'))
+    """
+    pairs: list[tuple[str, Any]] = []
+    for text in texts:
+        name, equals, raw = text.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"--set takes field=value, such as lr=1e-3, got {text!r}")
+        try:
+            value = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = {"true": True, "false": False, "none": None}.get(raw.lower(), raw)
+        pairs.append((name.strip(), tuple(value) if isinstance(value, list) else value))
+    return tuple(pairs)

@@ -1,4 +1,4 @@
-"""What a user hands to a classifier: positional or keyword tensors that share their first axis."""
+"""What a classifier is called with: positional or keyword tensors that share their first axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Inputs:
 
     @classmethod
     def checked(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """Refuse, before anything is computed, a batch that could only do harm."""
+        """The batch; one that could only do harm is refused before anything is computed."""
         batch = cls(args, kwargs)
         tensors = batch._tensors()
         if not tensors:
@@ -41,7 +41,7 @@ class Inputs:
                 f"the images are {first.dtype}; convert and normalise them first, for example "
                 "(images.float() / 255 - mean) / std"
             )
-        # Autograd cannot save tensors made in inference mode; a copy made outside of it can be.
+        # Autograd cannot save tensors made in inference mode, but it can save copies of them.
         return batch.map(lambda t: t.clone() if t.is_inference() else t)
 
     def _tensors(self) -> list[Tensor]:
@@ -82,7 +82,7 @@ class Inputs:
         return self.map(lambda t: images if t is old else t)
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Run the model; take the logits out of whatever it returns."""
+        """Run the model and take the logits out of what it returns."""
         try:
             output = model(*self.args, **self.kwargs)
         except torch.OutOfMemoryError:
@@ -102,7 +102,7 @@ class Inputs:
         return logits
 
     def _advice(self) -> str:
-        """What is probably wrong with a batch that the model could not take."""
+        """What is probably wrong with a batch that the model rejected."""
         if self.main.dim() == 3 and self.main.is_floating_point():
             return "If this is a single image, add the batch axis with images.unsqueeze(0)"
         return "Check channels, image size and argument names against what the model expects"
@@ -111,10 +111,9 @@ class Inputs:
 def _find_logits(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
-    if isinstance(getattr(output, "logits", None), Tensor):
-        return output.logits
-    if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):
-        return output["logits"]
+    inner = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if isinstance(inner, Tensor):
+        return inner
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         return output[0]
     raise ValueError(
@@ -124,9 +123,9 @@ def _find_logits(output: Any) -> Tensor:
 
 
 def _check_finite(tensor: Tensor) -> None:
-    # A finite sum proves every value finite in one cheap pass; a suspicious sum is looked into.
+    # A finite sum proves every value finite in one cheap pass; any other sum is looked into.
     if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
-        rows = torch.atleast_1d(tensor.detach())
+        rows = tensor.detach().reshape(tensor.shape or (1,))
         bad = ~torch.isfinite(rows).reshape(len(rows), -1).all(1)
         if bad.any():
             raise ValueError(

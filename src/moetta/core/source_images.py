@@ -1,4 +1,4 @@
-"""Clean images that some methods look at once before they start, and what is kept of them."""
+"""Source images, which some methods look at once before they start, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def batches(
     A tensor, or a mapping of keyword inputs, is cut into batches of ``size``; any other iterable
     gives its own batches: tensors, (images, labels) pairs (the labels are ignored) or mappings.
 
-    Of a tensor longer than ``limit``, a ``seed`` draws that many at random. An iterable may have no
-    length, so its first ones are taken: shuffle it if its order means something.
+    If a tensor is longer than ``limit``, a ``seed`` draws that many at random. Of an iterable,
+    which may have no length, the first are taken: shuffle it if its order means something.
 
     Raises:
-        ValueError: there is nothing in it, or something that is no batch.
+        ValueError: it is empty, or has something in it that is not a batch.
     """
     if isinstance(source, Tensor) and seed is not None and limit and len(source) > limit:
         order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
@@ -51,12 +51,12 @@ def batches(
 
 
 def _pieces(source: Any, size: int) -> Iterator[Inputs]:
-    if isinstance(source, Mapping):  # such as a tokeniser's or an image processor's output
+    if isinstance(source, Mapping):  # such as the output of a tokeniser or an image processor
         whole = _inputs(source)
-        for index in torch.arange(len(whole), device=whole.main.device).split(size):
+        for index in torch.split(torch.arange(len(whole), device=whole.main.device), size):
             yield whole.select(index)
     else:
-        for item in source.split(size) if isinstance(source, Tensor) else source:
+        for item in torch.split(source, size) if isinstance(source, Tensor) else source:
             yield _inputs(item)
 
 
@@ -78,14 +78,14 @@ def _inputs(item: Any) -> Inputs:
 
 
 def obtain(adapter: Adapter, source: Source, compute: Callable[[Any], dict[str, Tensor]]) -> None:
-    """Put what a method needs of the source images among its running values.
+    """Compute what a method needs from source images, and keep it in its running values.
 
-    It is computed, or read from the file that ``source`` names.
+    If ``source`` is a path, it is read from that file instead.
     """
     if isinstance(source, (str, PathLike)):
         tensors, metadata = read_safetensors(source)
         if metadata.get("format") != FORMAT or metadata.get("method") != adapter.method:
-            raise ValueError(f"{source} was not made by {adapter.method}'s save_source()")
+            raise ValueError(f"{source} was not written by {adapter.method}'s save_source()")
         if metadata.get("model") != adapter.fingerprint():
             raise ValueError(f"{source} was computed for a model with other source weights")
     else:

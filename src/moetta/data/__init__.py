@@ -83,10 +83,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "STREAMS":  # until callers ask for a spec
-        from moetta.data.catalogue import STREAMS
-
-        return {spec.name: spec.parts for spec in STREAMS if not spec.embedded}
     if name in __all__:
         modules = (importlib.import_module(f"moetta.data.{module}") for module in _MODULES)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

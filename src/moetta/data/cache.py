@@ -7,12 +7,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from moetta.files import write_atomically
+from moetta.files import read_safetensors, write_atomically
 
 LabelledImages = tuple[Tensor, Tensor]
 """Uint8 images [N, 3, H, W] and their labels [N]."""
@@ -26,25 +24,30 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "moetta"
 
 
-def cached(key: str, make: Callable[[], LabelledImages]) -> LabelledImages:
+def cached(key: str, make: Callable[[], LabelledImages], version: str = "") -> LabelledImages:
     """What ``make`` returns, read from the cache if it was made before.
 
-    A damaged file is made again. Where the cache cannot be written, the images are made every time.
+    A damaged file, or one of another version, is made again and replaced. If the cache cannot be
+    written, the images are made every time.
 
     Args:
-        key: Where to keep them, as a relative path without an ending. It must change with
-            everything that the images depend on.
+        key: Where to keep them, as a relative path without an ending.
         make: Makes the images.
+        version: Stored with them. Key and version together must change with everything that the
+            images depend on.
     """
     path = cache_folder() / f"{key}.safetensors"
     try:
-        stored = load_file(path)
-        return stored["images"], stored["labels"]
-    except (OSError, SafetensorError, KeyError):
-        images, labels = make()
+        stored, metadata = read_safetensors(path)
+        if metadata.get("version", "") == version:
+            return stored["images"], stored["labels"]
+    except (OSError, ValueError, KeyError):
+        pass  # not there, or damaged
+    images, labels = make()
+    tensors = {"images": images.contiguous(), "labels": labels}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, to_bytes({"images": images.contiguous(), "labels": labels}))
+        write_atomically(path, to_bytes(tensors, {"version": version}))
     except OSError as error:
         warnings.warn(f"the images could not be cached: {error}", stacklevel=3)
     return images, labels

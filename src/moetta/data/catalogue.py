@@ -220,17 +220,6 @@ def _imagenet(
     return StreamSpec(name, parts, images, 1000, IMAGENET_CLEAN, options, counterpart)
 
 
-def _small(
-    name: str,
-    parts: tuple[str, ...],
-    images: int,
-    classes: int,
-    clean: CleanImages,
-    counterpart: str | None = None,
-) -> StreamSpec:
-    return StreamSpec(name, parts, images, classes, clean, _READ_FROM_FILES, counterpart)
-
-
 def _embedded(
     name: str, parts: tuple[str, ...], images: int, counterpart: str | None = None
 ) -> StreamSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +22,6 @@ from moetta.data.catalogue import (
     SMALL_SETS,
     ImageNetSet,
     Split,
-    to_download,
 )
 from moetta.data.corruptions import CLASSICAL
 from moetta.data.domains import Domain, Images, UnreadableImage
@@ -34,8 +35,6 @@ from moetta.data.image_files import (
 )
 from moetta.data.labels import LabelMap, imagenet_synsets, label_map, label_scheme
 from moetta.data.preprocess import Preprocess
-
-__all__ = ["to_download"]  # until callers ask for a spec
 
 # What ImageNet-C's authors did to the validation images before corrupting them.
 IMAGENET_C_FRAME: Transform = Compose([Resize(256), CenterCrop(224)])
@@ -199,7 +198,7 @@ def small_set(
     """A data set of small images, at their own size.
 
     Image files are decoded once: the test images are then kept in the user's cache folder (see
-    `moetta.data.cache`), until a file is added, removed or changed.
+    `moetta.data.cache`) until a file is added, removed or changed, and are then replaced.
 
     Args:
         key: Which one, a key of `catalogue.SMALL_SETS` such as "cifar10".
@@ -239,8 +238,13 @@ def small_set(
 def _decoded(files: ImageFiles, labels: torch.Tensor, name: str, image_bytes: int) -> torch.Tensor:
     if len(files) * image_bytes > CACHED_BYTES:
         return files.in_memory()
-    key = f"decoded/{name}-{files.fingerprint()}"
-    return cached(key, lambda: (files.in_memory(), labels))[0]
+    folder = hashlib.blake2b(os.fsencode(files.root.resolve()), digest_size=8).hexdigest()
+    made = cached(
+        f"decoded/{name}-{folder}",
+        lambda: (files.in_memory(), labels),
+        version=files.fingerprint(),
+    )
+    return made[0]
 
 
 def _official(key: str, folder: Path, split: Split, download: bool) -> Domain:

@@ -48,7 +48,7 @@ def stream(
     - "potpourri": classical, ImageNet-R, -Sketch and -A; 838,389 images.
     - "potpourri+": potpourri and the clean validation images; 888,389 images.
     - "validation": the 4 extra corruptions, on which the paper chose its hyper-parameters.
-    - "cifar10-c": the 15 corruptions of the CIFAR-10 test images.
+    - the key of a set of small images with "-c": its test images under the 15 corruptions.
 
     All are mixed by default: one uniform permutation drawn from `seed` alone, in batches of 64, the
     last of which may be short.

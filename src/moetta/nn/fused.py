@@ -101,7 +101,7 @@ def _gradients(
 def _token_sum(z: Tensor, block: int = 16) -> Tensor:
     """``z.sum(1)``, a few tokens at a time: compiled, it then reads memory in order."""
     blocks = z.shape[1] // block
-    total = z[:, : blocks * block].unflatten(1, (blocks, block)).sum(2).sum(1)
+    total = torch.unflatten(z[:, : blocks * block], 1, (blocks, block)).sum(2).sum(1)
     return total if z.shape[1] % block == 0 else total + z[:, blocks * block :].sum(1)
 
 
@@ -186,7 +186,8 @@ class _MoELayerNorm(torch.autograd.Function):
 def sample_affine_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
     """LayerNorm of [B, ..., D] with each sample's own ``gamma`` and ``beta`` [B, D]."""
     with torch.autocast(x.device.type, enabled=False):
-        return _SampleAffine.apply(x, gamma, beta, eps)
+        y: Tensor = _SampleAffine.apply(x, gamma, beta, eps)
+        return y
 
 
 def moe_layer_norm(
@@ -204,7 +205,8 @@ def moe_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`moe_layer_norm_reference`, fused. Shared ``weight`` and ``bias`` are frozen: no gradient."""
     with torch.autocast(x.device.type, enabled=False):
-        return _MoELayerNorm.apply(
+        out: tuple[Tensor, Tensor, Tensor] = _MoELayerNorm.apply(
             x, weight, bias, expert_weight, expert_bias, router_weight, router_bias,
             eps, top_k, unit_weights, router_grad,
         )  # fmt: skip
+        return out

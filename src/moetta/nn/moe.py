@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from moetta.nn import fused
 from moetta.nn.norms import Norm, normalise, trailing_activation
 
+_skip_init: Any = nn.utils.skip_init  # torch gives it no types
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -47,9 +49,9 @@ class MoENorm(nn.Module):
     Attributes:
         weight: frozen scale of the pre-trained layer, the shared expert [D].
         bias: its frozen shift [D].
-        expert_weight: offsets of the scale, one row an expert [E, D], zero at the start.
+        expert_weight: offsets of the scale, one row per expert [E, D], zero at the start.
         expert_bias: offsets of the shift [E, D].
-        router: from the mean token [B, D] to one logit an expert.
+        router: from the mean token [B, D] to one logit per expert.
         last: the routing of the last forward pass, for the adapter to collect.
     """
 
@@ -79,7 +81,7 @@ class MoENorm(nn.Module):
         self.expert_bias = nn.Parameter(torch.zeros(experts, weight.numel(), **options))
         self.router: nn.Linear | None = None
         if leader is None:
-            router = nn.utils.skip_init(nn.Linear, weight.numel(), experts, **options)
+            router: nn.Linear = _skip_init(nn.Linear, weight.numel(), experts, **options)
             with torch.no_grad():  # drawn on the CPU: the same start on every device
                 draw = torch.empty(router.weight.shape, dtype=dtype)
                 router.weight.copy_(nn.init.xavier_normal_(draw, generator=generator))
@@ -87,7 +89,7 @@ class MoENorm(nn.Module):
             self.router = router
         self.top_k, self.unit_weights = top_k, top_k_weights == "one"
         self.router_grad, self.batch_routing = router_grad, routing == "batch"
-        # A list hides the leader from torch's module tree: it is this layer's peer, not its part.
+        # A list hides the leader from torch's module tree: it is not a part of this layer.
         self._leader = [] if leader is None else [leader]
         self.batch_statistics = batch_statistics
         self.eps: float = norm.module.eps  # type: ignore[assignment]
@@ -101,9 +103,8 @@ class MoENorm(nn.Module):
             routing = self._leader[0].last
             if routing is None:
                 raise ValueError(
-                    "the first norm layer, whose router all layers follow, had not run when "
-                    "another did: this model calls its layers in another order; use "
-                    'router_scope="layer"'
+                    "the first norm layer, whose router all layers follow, has not run yet: this "
+                    'model calls its layers in another order; use router_scope="layer"'
                 )
             return routing
         assert self.router is not None
@@ -153,7 +154,8 @@ class MoELayerNorm(MoENorm):
             self.last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
             gamma, beta = self.affine(self.last, len(x))
             y = fused.sample_affine_layer_norm(x, gamma, beta, self.eps)
-        return self.tail(y.permute(0, 3, 1, 2) if self.channels_first else y)
+        out: Tensor = self.tail(y.permute(0, 3, 1, 2) if self.channels_first else y)
+        return out
 
 
 class MoEChannelNorm(MoENorm):
@@ -173,7 +175,8 @@ class MoEChannelNorm(MoENorm):
         gamma, beta = self.affine(self.last, len(x))
         shape = (*gamma.shape, *(1,) * (x.dim() - 2))
         plain = normalise(self.norm, x, self.batch_statistics)
-        return self.tail(torch.addcmul(beta.view(shape), plain, gamma.view(shape)).to(x.dtype))
+        y: Tensor = self.tail(torch.addcmul(beta.view(shape), plain, gamma.view(shape)).to(x.dtype))
+        return y
 
 
 def with_experts(norm: Norm, experts: int, **options: Any) -> MoENorm:

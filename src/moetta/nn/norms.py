@@ -1,4 +1,4 @@
-"""Finding the normalisation layers of any network, and what each of them needs."""
+"""Finding the normalisation layers of any network, and what kind each is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation layer with an affine part, and where it stands.
+    """A normalisation layer with an affine part, and its place in the network.
 
     Attributes:
         name: its dotted name in the network.
@@ -36,7 +36,7 @@ class Norm:
 
 
 def describe(name: str, module: nn.Module) -> Norm | None:
-    """The module as a `Norm`, or None if it is none we can train."""
+    """The module as a `Norm`, or None if it is not one that can be trained."""
     if not isinstance(getattr(module, "weight", None), nn.Parameter):
         return None
     if isinstance(module, _BatchNorm):
@@ -51,8 +51,8 @@ def describe(name: str, module: nn.Module) -> Norm | None:
 def _is_channels_first(norm: nn.LayerNorm) -> bool:
     """Whether a LayerNorm works on the second axis of [B, D, H, W].
 
-    Libraries have many such classes (timm's LayerNorm2d and kin, Hugging Face's with a data
-    format), so the layer itself is asked: one over the last axis cannot take [1, D, 1, 1].
+    Libraries have many such classes (timm's LayerNorm2d and others, Hugging Face's with a data
+    format), so we try: a layer over the last axis cannot take [1, D, 1, 1].
     """
     if type(norm).forward is nn.LayerNorm.forward or norm.weight.numel() == 1:
         return False
@@ -78,7 +78,7 @@ def find_norms(network: nn.Module) -> list[Norm]:
     """All trainable norm layers, in the order of `named_modules`.
 
     Raises:
-        ValueError: there is none; the message lists what there is.
+        ValueError: there is none; the message lists the layers there are.
     """
     norms = [norm for item in network.named_modules() if (norm := describe(*item))]
     if not norms:
@@ -96,7 +96,7 @@ def parse_indices(text: str, count: int, what: str = "layers") -> set[int]:
     [0, 1, 2, 4]
 
     Raises:
-        ValueError: not of that form, or beyond the last layer.
+        ValueError: the text is not of that form, or goes beyond the last layer.
     """
     chosen: set[int] = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
@@ -114,9 +114,9 @@ def parse_indices(text: str, count: int, what: str = "layers") -> set[int]:
 
 
 class BatchStatNorm(nn.Module):
-    """A BatchNorm that normalises by the batch it is given, as Tent does.
+    """A BatchNorm that normalises by the current batch, as in Tent.
 
-    One value a channel has no variance: such a batch (one image on a 1 x 1 map) is normalised by
+    One value per channel has no variance: such a batch (one image on a 1 x 1 map) is normalised by
     the source statistics instead of failing.
     """
 
@@ -140,11 +140,12 @@ class BatchStatNorm(nn.Module):
             x = F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        return self.tail(x)
+        out: Tensor = self.tail(x)
+        return out
 
 
 def trailing_activation(norm: nn.Module) -> nn.Module:
-    """What timm's combined layers (BatchNormAct2d and kin) do after normalising; else nothing."""
+    """What timm's combined layers (such as BatchNormAct2d) do after normalising, if anything."""
     parts = [getattr(norm, name, None) for name in ("drop", "act")]
     modules = [part for part in parts if isinstance(part, nn.Module)]
     return nn.Sequential(*modules) if modules else nn.Identity()

@@ -60,8 +60,8 @@ def counterpart(model: str) -> str | None:
 def counterpart_stream(stream: str) -> str | None:
     """The paper's stream that corresponds to a stream, if there is one.
 
-    >>> [counterpart_stream(name) for name in ("embedded-potpourri+", "cifar10-c", "pets")]
-    ['potpourri+', 'classical', None]
+    >>> [counterpart_stream(name) for name in ("embedded-potpourri+", "potpourri", "pets")]
+    ['potpourri+', 'potpourri', None]
     """
     spec = spec_of_card(stream)
     return None if spec is None else spec.counterpart

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+from moetta.data.catalogue import SMALL_SETS
+from moetta.zoo.recipes import RECIPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +46,10 @@ class Classifier:
 
 def default_labels(name: str, classes: int) -> tuple[str, ...]:
     """Names for a model's classes: known ones where the model says what it knows, else numbers."""
-    if name.startswith("digits-") and classes == 100:
-        return tuple(f"{number:02d}" for number in range(100))
-    if name.startswith("cifar-") and classes == 10:
-        return tuple(CIFAR10)
+    shipped = RECIPES.get(name)
+    if shipped is not None and shipped.classes == classes:
+        known = SMALL_SETS.get(shipped.data)
+        return known.classes if known else tuple(f"{number:02d}" for number in range(classes))
     if classes == 1000:
         from timm.data.imagenet_info import ImageNetInfo
 

@@ -58,6 +58,7 @@ class Engine:
         self.metrics = metrics
         self.watch = watch
         self.paused = False
+        self.saved = False
         self.recent: dict[str, Recent] = {}
         self.why = "waiting for the first images"
         """Whether the last batch was learnt from, in words."""
@@ -83,7 +84,8 @@ class Engine:
         self.queue.close()
         if self._thread.is_alive():
             self._thread.join()
-        if not self.tenants.close():
+        self.saved = self.tenants.close()
+        if not self.saved:
             log.error("not everything that was learnt could be saved")
 
     @property
@@ -163,7 +165,7 @@ class Engine:
         self._account(batch, answer, learning, begun)
 
     def _predict(self, tenant: Tenant, images: Tensor, answer: _Answer, learn: bool) -> None:
-        tenant.adapter.on_prediction = answer.early
+        tenant.answering.on_prediction = answer.early
         try:
             if learn:
                 logits = self._learn(tenant, images)
@@ -171,7 +173,7 @@ class Engine:
                 with tenant.answering.paused():
                     logits = tenant.answering(images)
         finally:
-            tenant.adapter.on_prediction = None
+            tenant.answering.on_prediction = None
         if not answer.given:  # the guard had the last word, or the method has it only now
             answer(logits)
 
@@ -293,7 +295,9 @@ class _Answer:
         log_p = logits.log_softmax(1)
         p = log_p.exp()
         self.entropy = -(p * log_p).sum(1)
-        self.routing = self.tenant.adapter.routing(len(logits))
+        # A guard that answers with the source model asks no experts.
+        if getattr(self.tenant.answering, "mode", "adapt") != "source":
+            self.routing = self.tenant.adapter.routing(len(logits))
         most = min(max(job.ticket.top_k for job in self._jobs), logits.shape[1])
         top = p.topk(most)
         self.classes = top.indices[:, 0]

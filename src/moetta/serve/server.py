@@ -23,13 +23,16 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\n" + (
 )
 
 
-def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
+def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then answer what was accepted, save, and return.
 
     Args:
         app: what `create_app` made.
         settings: the same ones.
         on_ready: called with the service's address when requests are accepted.
+
+    Returns:
+        Whether everything that was learnt is saved.
 
     Raises:
         OSError: the address cannot be bound.
@@ -57,6 +60,8 @@ def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None
             opened.close()
     if not server.started:
         raise OSError("the service could not start; the log says why")
+    saved: bool = app.state.service.engine.saved
+    return saved
 
 
 class Server(uvicorn.Server):

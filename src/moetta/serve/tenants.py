@@ -32,6 +32,8 @@ NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 class Answering(Protocol):
     """An adapter, or a guard around one."""
 
+    on_prediction: Callable[[Tensor], None] | None
+
     @property
     def steps(self) -> int:
         """Batches learnt from, or offered for it."""

@@ -442,7 +442,9 @@ def announces_predictions(trial: Trial) -> None:
     adapter = trial.make()
     heard: list[Tensor] = []
     adapter.on_prediction = heard.append
-    for seed, mode in enumerate((nullcontext, nullcontext, adapter.paused)):
+    modes: tuple[Callable[[], AbstractContextManager[Any]], ...]
+    modes = (nullcontext, nullcontext, adapter.paused)
+    for seed, mode in enumerate(modes):
         heard.clear()
         with mode():
             logits = trial.run(adapter, seed)

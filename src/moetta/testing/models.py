@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 import torchvision.models as tv
-from timm.layers import GroupNorm
+from timm.layers.norm import GroupNorm
 from timm.models.convnext import ConvNeXt
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.resnet import BasicBlock, ResNet
@@ -90,6 +90,9 @@ _HF: dict[str, Any] = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
 }
+# timm types these two loosely or wrongly.
+_distilled: Any = VisionTransformerDistilled
+_BLOCK: Any = BasicBlock
 _STAGES: dict[str, Any] = {"channels": (8, 8, 16, 16), "num_classes": CLASSES}
 
 
@@ -113,7 +116,7 @@ class Encoder(nn.Module):
 
 _ALL = [
     Family("timm_vit", lambda: VisionTransformer(**VIT_SIZES, num_classes=CLASSES)),
-    Family("timm_deit", lambda: VisionTransformerDistilled(**VIT_SIZES, num_classes=CLASSES)),
+    Family("timm_deit", lambda: _distilled(**VIT_SIZES, num_classes=CLASSES)),
     Family(
         "timm_swin",
         lambda: SwinTransformer(
@@ -131,11 +134,11 @@ _ALL = [
         lambda: ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=CLASSES),
         side=32,
     ),
-    Family("timm_resnet", lambda: ResNet(BasicBlock, (1, 1, 1, 1), **_STAGES), side=32),
+    Family("timm_resnet", lambda: ResNet(_BLOCK, (1, 1, 1, 1), **_STAGES), side=32),
     Family(
         "timm_resnet_gn",
         lambda: ResNet(
-            BasicBlock, (1, 1, 1, 1), **_STAGES, norm_layer=partial(GroupNorm, num_groups=4)
+            _BLOCK, (1, 1, 1, 1), **_STAGES, norm_layer=partial(GroupNorm, num_groups=4)
         ),
         side=32,
     ),

@@ -38,7 +38,7 @@ class Recipe:
 
     name: str
     data: str
-    """``"digits"`` (the embedded benchmark) or ``"cifar10"``."""
+    """``"digits"`` (the embedded benchmark) or a key of `moetta.data.catalogue.SMALL_SETS`."""
     classes: int
     shape: ViTShape | ConvNeXtShape
     mean: tuple[float, float, float]

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load as from_bytes
 from torch import nn
 
+from moetta.data.catalogue import SMALL_SETS
 from moetta.zoo.recipes import RECIPES, Recipe, recipe
 
 _WEIGHTS = files("moetta.zoo").joinpath("weights")
@@ -24,7 +25,7 @@ def _file(name: str, ending: str) -> Traversable:
         raise FileNotFoundError(
             f"this installation has no weights for {name}; train the model into its place: "
             f"moetta train-model {name} --out {_WEIGHTS}"
-            + (" --data FOLDER_WITH_CIFAR10" if recipe(name).data == "cifar10" else "")
+            + (" --data FOLDER" if recipe(name).data in SMALL_SETS else "")
         )
     return found
 

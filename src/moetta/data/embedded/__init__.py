@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moetta.data.catalogue import stream_names, stream_spec
+from moetta.data.catalogue import stream_spec
 from moetta.data.domains import Domain
 from moetta.data.embedded.compose import CLASSES, SIZE, photographs
 from moetta.data.embedded.compositions import domain, domain_names, usual_count
@@ -41,7 +41,6 @@ __all__ = [
     "stream",
 ]
 
-STREAMS = {name: domain_names(stream_spec(name).parts) for name in stream_names(embedded=True)}
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 

@@ -200,7 +200,7 @@ class MGTTA(NormAffineAdapter[MGTTAConfig]):
     def set_values(self, values: Tensor) -> None:
         """Write all trained numbers."""
         sizes = [p.numel() for p in self.trained.values()]
-        for parameter, piece in zip(self.trained.values(), values.split(sizes), strict=True):
+        for parameter, piece in zip(self.trained.values(), torch.split(values, sizes), strict=True):
             parameter.copy_(piece.view_as(parameter))
 
 

@@ -77,7 +77,7 @@ def pretrain(
             raise ValueError(f"{name} must be above 0, got {value}")
     learner = _Learner(model, MGTTAConfig(seed=seed, lr=step_lr, moments=moments), source)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    batches = images[order[:samples]].to(learner.device).split(batch)
+    batches = torch.split(images[order[:samples]].to(learner.device), batch)
     mgg = MGG(seed).to(learner.device)
     optimizer = torch.optim.Adam(mgg.parameters(), lr=lr)
     best, best_accuracy = copy.deepcopy(mgg), -1.0
@@ -138,7 +138,7 @@ def _accuracy(learner: MGTTA, mgg: MGG, domains: Domains, lr: float, batch: int)
             learner.reset()
             learner.use(copy.deepcopy(mgg))
             right = 0
-            for x, y in zip(images.split(batch), labels.split(batch), strict=True):
+            for x, y in zip(torch.split(images, batch), torch.split(labels, batch), strict=True):
                 right += int((learner(x.to(learner.device)).argmax(-1).cpu() == y.cpu()).sum())
             shares.append(right / len(labels))
     finally:

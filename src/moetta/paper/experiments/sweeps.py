@@ -8,7 +8,6 @@ from typing import Any
 
 from moetta import figures
 from moetta.bench.cell import Cell, resolve_config
-from moetta.bench.models import load_architecture
 from moetta.methods.moetta import MoETTAConfig, indexed_norms
 from moetta.paper.experiments.workload import (
     Experiment,
@@ -27,6 +26,7 @@ from moetta.results.tables import (
     entry,
     table,
 )
+from moetta.zoo.by_name import load_architecture
 
 ABLATIONS: dict[str, tuple[tuple[str, Any], ...]] = {
     "full": (),

@@ -9,14 +9,15 @@ from typing import Any
 
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
+from moetta.data.catalogue import compared_streams, stream_spec
 from moetta.data.datasets import has_imagenet_c
 from moetta.paper.beside import caveat
 from moetta.results import Group, Run, make_group
 from moetta.results.tables import Table
+from moetta.zoo.recipes import RECIPES
 
 SEEDS = (42, 4242, 424242)
 EMBEDDED_MODELS = ("digits-vit", "digits-convnext")
-STREAMS = ("classical", "potpourri", "potpourri+")
 Found = Mapping[Cell, Run]
 
 
@@ -38,8 +39,9 @@ class Workload:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The paper's three streams, or the one of CIFAR-10 for its models."""
-        return ("cifar10-c",) if self.models[0].startswith("cifar") else STREAMS
+        """The streams that can be compared with the paper's, for the data the first model knows."""
+        shipped = RECIPES.get(self.models[0])
+        return compared_streams("val" if shipped is None else shipped.data)
 
     @property
     def classical(self) -> str:
@@ -77,7 +79,7 @@ class Workload:
         remarks = []
         if self.common.get("weights"):
             remarks.append("the weights come from a local file")
-        imagenet = self.data is not None and self.streams == STREAMS
+        imagenet = self.data is not None and "c" in stream_spec(self.classical, self.data).parts
         if imagenet and not has_imagenet_c(Path(str(self.data))):
             remarks.append(
                 "ImageNet-C was generated on the fly from the validation images, with our own "

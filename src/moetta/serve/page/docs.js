@@ -10,7 +10,7 @@ const make = (parent, name, text = null, kind = null) => {
 };
 
 function resolve(schema, all, depth = 0) {
-  if (!schema || depth > 6) return schema;
+  if (!schema || depth > 12) return schema;
   if (schema.$ref) return resolve(all[schema.$ref.split("/").pop()], all, depth + 1);
   if (Array.isArray(schema)) return schema.map((item) => resolve(item, all, depth + 1));
   if (typeof schema !== "object") return schema;

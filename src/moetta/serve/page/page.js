@@ -108,7 +108,7 @@ function heatMap(load) {
     shares.forEach((share, column) => {
       const at = { x: names + column * cell, y: row * tall, width: cell, height: tall };
       element(svg, "rect", { ...at, class: "empty" });
-      const filled = element(svg, "rect", { ...at, "fill-opacity": (share / most).toFixed(3) });
+      const filled = element(svg, "rect", { ...at, "fill-opacity": Math.sqrt(share / most).toFixed(3) });
       element(filled, "title", {}, `${name}, expert ${column}: ${(100 * share).toFixed(1)} % of images`);
     });
   });

@@ -11,9 +11,10 @@ import timm
 import torch
 from torch import nn
 
-from moetta import zoo
 from moetta.files import read_safetensors
 from moetta.suggest import nearest
+from moetta.zoo.recipes import RECIPES, recipe
+from moetta.zoo.shipped_models import load
 
 
 def load_model(name: str, weights: str | None = None, device: str = "cpu") -> nn.Module:
@@ -45,8 +46,8 @@ def _loaded(name: str, weights: str | None, device: str, changed: int) -> nn.Mod
         model = _from_function(name)
     elif Path(name).is_dir():
         model = _from_folder(Path(name))
-    elif name in zoo.RECIPES:
-        model = zoo.load(name)
+    elif name in RECIPES:
+        model = load(name)
     else:
         model = _from_timm(name, pretrained=weights is None)
     if weights is not None:
@@ -65,8 +66,8 @@ def load_architecture(name: str) -> nn.Module:
             return _from_function(name)
         if Path(name).is_dir():
             return _from_folder(Path(name))
-        if name in zoo.RECIPES:
-            made_by = zoo.recipe(name)
+        if name in RECIPES:
+            made_by = recipe(name)
             return made_by.shape.build(made_by.classes)
         return _from_timm(name, pretrained=False)
 
@@ -111,7 +112,7 @@ def _from_folder(folder: Path) -> nn.Module:
 def _from_timm(name: str, pretrained: bool) -> nn.Module:
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        known = [*zoo.RECIPES, *timm.list_models(), *timm.list_pretrained()]
+        known = [*RECIPES, *timm.list_models(), *timm.list_pretrained()]
         raise ValueError(
             f"no model {name!r}; {nearest(name, known)} (or module:function, or a Hugging Face "
             "folder; `moetta models` lists those with a name)"

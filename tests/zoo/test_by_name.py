@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import vit
 
-from moetta.bench.models import forget_models, load_model
+from moetta.zoo.by_name import forget_models, load_model
 
 
 @pytest.fixture(autouse=True)

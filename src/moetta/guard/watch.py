@@ -1,0 +1,175 @@
+"""What the guard sees: sampled images that both models have classified, and what follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moetta.core.functional import entropy
+from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
+
+# The source model's mean confidence in answers that are overruled at random is its mean confidence
+# on all images; in answers that are overruled because they are doubtful it is about half of that
+# (0.55 to 0.6 of it while adaptation helps most). This is half-way.
+OVERRULED = 0.75
+# On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
+# both shipped ViTs on their classical streams. A factor of 2 is granted.
+OVERCONFIDENCE = 2.0
+# Columns of a pending row.
+SOURCE, COMPARED, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(6)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at some sampled images showed.
+
+    Attributes:
+        agreement: share of the images on which both models agree.
+        overruled: the source model's mean confidence where they disagree; 0 where they never do.
+        doubt: the source model's own estimate of its error rate, 1 - mean confidence.
+        concentration: lost diversity of the adapted predictions against the source model's, nats.
+        entropy: mean entropy of the adapted predictions.
+        source_entropy: mean entropy of the source model's predictions on the same images.
+    """
+
+    agreement: float
+    overruled: float
+    doubt: float
+    concentration: float
+    entropy: float
+    source_entropy: float
+
+
+class Watch:
+    """Collects sampled images into looks, and looks into evidence.
+
+    Args:
+        size: images that make one look.
+        tolerance: the share of the predictions that adaptation may spoil unnoticed.
+        interval: looks between false alarms, of all detectors together.
+    """
+
+    def __init__(self, size: int, tolerance: float, interval: float) -> None:
+        self.size, self.tolerance = size, tolerance
+        each = 4 * interval  # four detectors share the false alarms
+        self.concentration = MeanDetector(each)
+        self.overruling = MeanDetector(each)
+        self.entropy = MeanDetector(each)
+        self.disagreement = RateDetector(each)
+        self.frequencies: Frequencies | None = None
+        self.pending = torch.zeros(0, 6, dtype=torch.float64)
+        self.looks = 0
+        self.last: Look | None = None
+
+    @property
+    def _detectors(self) -> dict[str, MeanDetector | RateDetector]:
+        return {
+            "concentration": self.concentration,
+            "overruling": self.overruling,
+            "disagreement": self.disagreement,
+            "entropy": self.entropy,
+        }
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """How far each detector is towards an alarm, which is at 1."""
+        return {name: detector.level for name, detector in self._detectors.items()}
+
+    @property
+    def calm(self) -> bool:
+        """No detector holds any evidence: the usual estimate of when a change had not begun."""
+        return all(level == 0 for level in self.levels.values())
+
+    def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
+        """Take images that both models have classified; names the detector that gives alarm."""
+        source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
+        if self.frequencies is None:
+            self.frequencies = Frequencies(source_logits.shape[1])
+        source, adapted = source_logits.argmax(-1), adapted_logits.argmax(-1)
+        excused = self.frequencies.excused(source_logits, adapted)
+        doubt = 1 - source_logits.double().softmax(-1).amax(-1)
+        rows = (
+            source,
+            torch.where(excused, adapted, source),
+            adapted,
+            entropy(adapted_logits),
+            entropy(source_logits),
+            doubt,
+        )
+        self.pending = torch.cat((self.pending, torch.stack([r.double() for r in rows], 1)))
+        while len(self.pending) >= self.size:
+            self._look(self.pending[: self.size], self.frequencies)
+            self.pending = self.pending[self.size :].clone()
+            name, level = max(self.levels.items(), key=lambda item: item[1])
+            if level >= 1:
+                return name
+        return None
+
+    def _look(self, rows: Tensor, frequencies: Frequencies) -> None:
+        source, compared, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
+        means = rows.mean(0)
+        differ = compared != adapted
+        sure = 1 - rows[:, DOUBT]
+        look = Look(
+            agreement=float((source == adapted).double().mean()),
+            overruled=float(sure[differ].mean()) if differ.any() else 0.0,
+            doubt=float(means[DOUBT]),
+            concentration=frequencies.concentration(compared, adapted),
+            entropy=float(means[ENTROPY]),
+            source_entropy=float(means[SOURCE_ENTROPY]),
+        )
+        frequencies.add(source, compared, adapted)
+        largest = math.log(frequencies.counts.shape[1])
+        # The least that a look varies by: half a changed prediction, at half of the range of ln C.
+        floor = largest / (4 * self.size)
+        # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
+        self.concentration.update(look.concentration - self.tolerance * largest, floor)
+        excess = (sure - OVERRULED * sure.mean())[differ].sum() / len(rows)
+        self.overruling.update(float(excess), 1 / (4 * self.size))
+        # Adapting makes predictions surer; half-way to knowing nothing is no longer adapting.
+        self.entropy.update(look.entropy - (look.source_entropy + largest) / 2, floor)
+        # Disagreeing on more than twice the source model's errors cannot be for the better.
+        errors = min(OVERCONFIDENCE * look.doubt, 0.45)
+        self.disagreement.update(float(differ.sum()), len(rows), 2 * errors)
+        self.last = look
+        self.looks += 1
+
+    def clear(self) -> None:
+        """Forget the evidence, after the adapted model was replaced."""
+        for detector in self._detectors.values():
+            detector.clear()
+        if self.frequencies is not None:
+            counts = self.frequencies.counts
+            # The source model's frequencies still hold; the replaced model's are taken to be them.
+            self.frequencies.counts = counts[:1].repeat(3, 1)
+        self.pending = self.pending[:0].clone()
+        self.looks = 0
+        self.last = None
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it remembers, as tensors."""
+        out = {
+            f"detector.{name}": torch.tensor(detector.state(), dtype=torch.float64)
+            for name, detector in self._detectors.items()
+        }
+        out["pending"] = self.pending.clone()
+        out["looks"] = torch.tensor(self.looks)
+        if self.frequencies is not None:
+            out["frequencies"] = self.frequencies.counts.clone()
+        return out
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take back a `state`."""
+        for name, detector in self._detectors.items():
+            detector.restore(state[f"detector.{name}"].tolist())
+        self.pending = state["pending"].detach().cpu().clone()
+        self.looks = int(state["looks"])
+        self.last = None
+        self.frequencies = None
+        if "frequencies" in state:
+            counts = state["frequencies"].detach().cpu().clone()
+            self.frequencies = Frequencies(counts.shape[1])
+            self.frequencies.counts = counts

@@ -1,0 +1,132 @@
+"""From sampled logits to alarms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moetta.guard.watch import Watch
+
+CLASSES = 10
+
+
+def traffic(generator: torch.Generator, size: int = 16) -> Tensor:
+    """Logits of a model with about three quarters confidence, every class alike."""
+    logits = torch.randn(size, CLASSES, generator=generator)
+    labels = torch.randint(CLASSES, (size,), generator=generator)
+    logits[torch.arange(size), labels] += 4
+    return logits
+
+
+def first_alarm(shift: Tensor, noise: float = 0.0, looks: int = 1000) -> tuple[int, str | None]:
+    generator = torch.Generator().manual_seed(3)
+    watch = Watch(16, 0.005, 10_000)
+    for number in range(looks):
+        source = traffic(generator)
+        adapted = 1.3 * source + shift + noise * torch.randn(source.shape, generator=generator)
+        if name := watch.add(source, adapted):
+            return number, name
+    return looks, None
+
+
+def test_an_equal_model_is_never_suspected():
+    assert first_alarm(torch.zeros(CLASSES)) == (1000, None)
+
+
+def test_unbiased_changes_are_not_trouble():
+    assert first_alarm(torch.zeros(CLASSES), noise=1.0)[1] is None
+
+
+def test_one_class_that_draws_predictions_is_found():
+    bias = torch.zeros(CLASSES)
+    bias[3] = 3.0
+    number, name = first_alarm(bias)
+    assert name == "concentration"
+    assert number < 100
+
+
+def test_a_collapse_is_found_within_a_few_looks():
+    bias = torch.zeros(CLASSES)
+    bias[3] = 50.0
+    number, name = first_alarm(bias)
+    assert name in ("concentration", "overruling")
+    assert number < 8
+
+
+def test_a_model_that_answers_at_random_is_found():
+    """Its predictions are diverse and sure, but have nothing to do with the images."""
+    generator = torch.Generator().manual_seed(4)
+    watch = Watch(16, 0.005, 10_000)
+    names = [watch.add(traffic(generator), traffic(generator)) for _ in range(100)]
+    assert names.index("overruling") < 6
+    assert watch.levels["disagreement"] > 1
+
+
+def test_what_is_overruled_decides_not_how_often():
+    """Both adapted models change one prediction in four: doubtful ones, or any."""
+    generator = torch.Generator().manual_seed(9)
+    for doubtful in (True, False):
+        watch, names = Watch(16, 0.005, 10_000), set()
+        for _ in range(300):
+            source = traffic(generator)
+            confidence = source.softmax(-1).amax(-1)
+            order = confidence.argsort() if doubtful else torch.arange(16)
+            adapted = source.clone()
+            for row in order[:4].tolist():
+                first, second = source[row].topk(2).indices
+                adapted[row, second] = source[row, first] + 1
+            names.add(watch.add(source, adapted))
+        assert ("overruling" in names) != doubtful
+
+
+def test_a_model_that_forgets_all_it_knew_is_found():
+    generator = torch.Generator().manual_seed(5)
+    names = {}
+    for scale in (0.8, 0.2):
+        watch = Watch(16, 0.005, 10_000)
+        names[scale] = set()
+        for _ in range(40):
+            source = traffic(generator)
+            names[scale].add(watch.add(source, scale * source))
+    assert names == {0.8: {None}, 0.2: {None, "entropy"}}
+
+
+def test_a_burst_of_one_class_is_not_trouble():
+    """Both models see it, so it cancels."""
+    generator = torch.Generator().manual_seed(6)
+    watch = Watch(16, 0.005, 10_000)
+    for number in range(400):
+        source = traffic(generator)
+        if number >= 100:
+            source[:, 7] += 8
+        assert watch.add(source, 1.2 * source) is None
+
+
+def test_small_samples_are_pooled_into_looks():
+    generator = torch.Generator().manual_seed(7)
+    logits = traffic(generator, 40)
+    one_by_one, watch = Watch(16, 0.005, 10_000), Watch(16, 0.005, 10_000)
+    for row in logits:
+        one_by_one.add(row[None], row[None])
+    for start in (0, 16, 32):
+        watch.add(logits[start : start + 16], logits[start : start + 16])
+    assert one_by_one.looks == watch.looks == 2
+    assert len(one_by_one.pending) == 8
+    assert one_by_one.state().keys() == watch.state().keys()
+    for key, value in one_by_one.state().items():
+        torch.testing.assert_close(value, watch.state()[key], rtol=0, atol=0)
+
+
+def test_clearing_keeps_what_is_known_of_the_traffic():
+    generator = torch.Generator().manual_seed(8)
+    watch = Watch(16, 0.005, 10_000)
+    for _ in range(30):
+        source = traffic(generator)
+        watch.add(source, source + torch.eye(CLASSES)[0] * 9)
+    assert not watch.calm
+    watch.clear()
+    assert watch.calm
+    assert watch.looks == 0
+    counts = watch.frequencies.counts
+    torch.testing.assert_close(counts[0], counts[2])
+    assert counts[0].sum() > 0
