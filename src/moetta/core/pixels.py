@@ -95,8 +95,8 @@ class Pixels:
         images = inputs.images
         if images is None:
             raise ValueError(
-                f"{self.method} changes images and needs a batch [B, C, H, W]; for other inputs "
-                f"{self.otherwise}"
+                f"{self.method} changes images and needs an image batch [B, C, H, W]; for other "
+                f"inputs {self.otherwise}"
             )
         mean, std = self.scale(images)
         return inputs.with_images((change(images * std + mean) - mean) / std)

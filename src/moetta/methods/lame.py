@@ -85,10 +85,14 @@ class SmoothingHead(WrappedHead):
     def forward(self, features: Tensor) -> Tensor:
         """Logarithms of the smoothed probabilities."""
         checked = self.check(features)
-        probabilities = self.classify(features).to(checked.dtype).softmax(-1)
+        logs = self.classify(features).to(checked.dtype).log_softmax(-1)
+        sound = checked.isfinite().all(1) & logs.isfinite().any(1)
+        if not sound.any():
+            return logs
         affinity = rbf_affinity if self.config.affinity == "rbf" else knn_affinity
-        y = smoothed(probabilities, affinity(checked, self.config.neighbours))
-        return y.clamp(min=torch.finfo(y.dtype).tiny).log()
+        weights = affinity(checked[sound], self.config.neighbours)
+        y = smoothed(logs[sound].exp(), weights).clamp(min=torch.finfo(logs.dtype).tiny)
+        return logs.index_copy(0, sound.nonzero().squeeze(1), y.log())
 
 
 @register(

@@ -66,14 +66,17 @@ class RecentredHead(WrappedHead):
         offset = mean if self.origin is None else mean - self.origin
         return self.classify(features - offset.to(features.dtype))
 
-    def _updated(self, features: Tensor) -> Tensor:
+    def _updated(self, features: Tensor) -> Tensor | None:
+        """The mean after this batch, without what is not a number."""
+        features = features[features.isfinite().all(1)]
+        if not len(features):
+            return self.mean
+        before = torch.zeros_like(features[0]) if self.mean is None else self.mean
         if self.decay is not None:  # starts at zero, so early batches are corrected too little
-            before = torch.zeros_like(features[0]) if self.mean is None else self.mean
             mean = self.decay * before + (1 - self.decay) * features.mean(0)
             self.fresh = {"mean": mean}
             return mean
         count = len(features) + (0 if self.count is None else self.count)
-        before = torch.zeros_like(features[0]) if self.mean is None else self.mean
         mean = before + (features - before).sum(0) / count
         self.fresh = {"mean": mean, "count": torch.as_tensor(count, device=mean.device)}
         return mean

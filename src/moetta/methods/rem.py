@@ -120,6 +120,11 @@ class REM(NormAffineAdapter[REMConfig]):
                 "rem needs a ViT with a class token and attention blocks (timm's or "
                 f"torchvision's), not {type(self.network).__name__}: {error}"
             ) from error
+        if getattr(self.network, "grad_checkpointing", False):
+            raise ValueError(
+                "rem hides patches during the forward pass, which gradient checkpointing would "
+                "repeat without; turn checkpointing off"
+            )
         super().build(source)
 
     def objective(self, inputs: Inputs) -> Objective:

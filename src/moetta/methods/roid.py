@@ -192,9 +192,10 @@ class ROID(NormAffineAdapter[ROIDConfig]):
         )
 
     def _corrected(self, logits: Tensor, probabilities: Tensor) -> Tensor:
-        if self.config.prior == "off":
+        sound = probabilities[probabilities.isfinite().all(1)]
+        if self.config.prior == "off" or not len(sound):
             return logits
-        prior = smoothed_prior(probabilities)
+        prior = smoothed_prior(sound)
         if self.config.prior == "logits":
             return logits * prior
         return logits.float().log_softmax(-1) + prior.log()

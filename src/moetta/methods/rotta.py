@@ -209,7 +209,7 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
         """Answer, remember, and step whenever enough samples have come."""
         images = inputs.images
         if images is None:
-            raise ValueError("rotta remembers images and needs a batch [B, C, H, W]")
+            raise ValueError("rotta remembers images and needs an image batch [B, C, H, W]")
         with torch.no_grad():
             logits = self.predict(inputs)
         self.predicted(logits)

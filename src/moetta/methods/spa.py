@@ -142,7 +142,7 @@ class SPA(PredictorAdapter[SPAConfig]):
         config, size = self.config, len(inputs)
         images = inputs.images
         if images is None:
-            raise ValueError("spa weakens images and needs a batch [B, C, H, W]")
+            raise ValueError("spa weakens images and needs an image batch [B, C, H, W]")
         with torch.set_grad_enabled(config.extra != "none"):
             logits = self.predict(inputs)
         self.predicted(logits)
@@ -215,8 +215,9 @@ class SPA(PredictorAdapter[SPAConfig]):
         shape = (1, *images.shape[1:])
         drawn = torch.randn(shape, generator=self.generator(1), device=images.device)
         part = _whole(self._noise, self.config.patch, *images.shape[-2:]) ** 2
-        mixed = (1 - part) * images + part * drawn.to(images.dtype)
-        return torch.minimum(torch.maximum(mixed, (0 - mean) / std), (1 - mean) / std)
+        mixed = (1 - part) * images + part * drawn
+        view = torch.minimum(torch.maximum(mixed, (0 - mean) / std), (1 - mean) / std)
+        return view.to(images.dtype)
 
     @torch.no_grad()
     def _raise_noise(self, gradient: Tensor) -> None:
