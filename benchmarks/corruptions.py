@@ -1,10 +1,10 @@
-"""CPU time of each corruption per 224-pixel image, against imagecorruptions-imaug, in one run.
+"""CPU time of each corruption per 224-pixel image, compared with imagecorruptions-imaug.
 
     python benchmarks/corruptions.py [--severity 5] [--repeats 7] [--images 8] [--threads 1]
 
-Both sides corrupt the same photographs in turns, so that a busy machine slows both; what counts is
-the CPU time of the process (not the wall clock), the least over the repeats. Ours gets the
-images as one batch, the oracle one by one, as its interface wants.
+The two take turns on the same photographs, so that a busy machine slows both. The CPU time of the
+process counts, not the wall clock, and the fastest of several repeats. Ours gets the images as one
+batch; the oracle gets them one by one, as its interface requires.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from moetta.data.corruptions import ALL, CLASSICAL, corrupt
 
 def photographs(count: int) -> np.ndarray:
     """Different 224-pixel crops of scikit-learn's two photographs, uint8 [count, H, W, 3]."""
-    pictures = load_sample_images().images
+    photos = load_sample_images().images
     crops = []
     for i in range(count):
-        picture, shift = pictures[i % 2], 29 * (i // 2)
-        top = shift % (picture.shape[0] - 224)
-        left = 3 * shift % (picture.shape[1] - 224)
-        crops.append(picture[top : top + 224, left : left + 224])
+        photo, shift = photos[i % 2], 29 * (i // 2)
+        top = shift % (photo.shape[0] - 224)
+        left = 3 * shift % (photo.shape[1] - 224)
+        crops.append(photo[top : top + 224, left : left + 224])
     return np.stack(crops)
 
 
@@ -59,8 +59,8 @@ def main() -> None:
             corrupt(batch, name, args.severity, index=range(len(batch)))
 
         def theirs(name: str = name) -> None:
-            for picture in arrays:
-                oracle.corrupt(picture, args.severity, name)
+            for image in arrays:
+                oracle.corrupt(image, args.severity, name)
 
         ours(), theirs()  # fill caches, compile
         turns = [(seconds(ours), seconds(theirs)) for _ in range(args.repeats)]

@@ -1,8 +1,8 @@
-"""Chooses the embedded benchmark's natural hard cases as ImageNet-A was: by a model's failure.
+"""Chooses the embedded benchmark's hard cases as ImageNet-A's were: images that a model gets wrong.
 
-Trains a small network (of another shape and with another seed than the shipped models), shows it
-clean compositions of test digits, and keeps the numbers of those that it gets wrong in
-``src/moetta/data/embedded/hard.json``: enough for streams of 100 times the usual length.
+Trains a small network, with another shape and another seed than the shipped models, and shows it
+clean compositions of test digits. The numbers of those that it gets wrong go to
+``src/moetta/data/embedded/hard.json``, enough of them for streams of 100 times the usual length.
 
     python benchmarks/hard_cases.py
 """
@@ -37,7 +37,7 @@ WANTED = 100 * COUNTS["a"]
 
 
 def main() -> None:
-    """Trains the judge, lets it judge, writes its failures."""
+    """Trains the judge and writes the images that it gets wrong."""
     torch.set_num_threads(1)
     trainer = Trainer(JUDGE)
     trainer.fit(training_batches(JUDGE, None), None, _report)

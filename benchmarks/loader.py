@@ -1,20 +1,24 @@
-"""Does the loader keep the model fed? Reading against the step of an adapted vit_tiny_patch16_224.
+"""Does the loader keep the model fed? Compares reading with the step of vit_tiny_patch16_224.
 
     python benchmarks/loader.py
+    python benchmarks/loader.py --data FOLDER_WITH_CIFAR10
 
-Photos of 500 x 375 pixels are written to a temporary folder as JPEG, and read as the paper's
+Photos of 500 x 375 pixels are written to a temporary folder as JPEG and read as the paper's
 classical stream is when ImageNet-C is made on the fly: decode, resize and crop, one of the 15
-corruptions at severity 5, normalise; the model then takes a Tent step on each batch of 64.
+corruptions at severity 5, normalise. The model then takes a Tent step on each batch of 64.
 
-Two tables. The first is CPU time for an image by stage, in one process with one thread, which other
-load on the machine disturbs little. The second is wall-clock time, for 0, 1 and 2 workers, with and
-without the corruptions: the loader alone, the step alone, and both together, where `wait` is the
-share of the time for which the step waited for its batch. A worker reads up to two batches ahead,
-so a measurement must be longer than that for a slow loader to show. All settings take turns,
-several rounds, and the median counts. Each process computes with one thread.
+The first table gives CPU time per image by stage, in one process with one thread, so that other
+load on the machine matters little. The second gives wall-clock time for 0, 1 and 2 workers, with
+and without corruptions: the loader alone, the step alone, and both together, where `wait` is the
+share of time for which the step waited for its batch. A worker reads up to two batches ahead, so a
+slow loader shows only in longer measurements. All settings take turns for several rounds, and the
+median counts. Each process uses one thread.
 
 Here the workers and the step share the cores. A GPU takes its steps faster and leaves the cores to
-the workers: it needs as many of them as the reading of an image takes times as long as its step.
+the workers: if reading an image takes n times as long as its step, use n workers.
+
+With --data only CIFAR-10 is timed: decoding its test images from files, and reading them from the
+cache, in a temporary cache folder.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import torch
 from PIL import Image
 
 import moetta
-from moetta.data import Batch, Domain, Stream, corrupted, image_folder, preprocess_for
+from moetta.data import Batch, Domain, Stream, cifar10, corrupted, image_folder, preprocess_for
 from moetta.data.named_streams import stream_options
 
 MODEL = "vit_tiny_patch16_224"
@@ -43,11 +47,15 @@ MODEL = "vit_tiny_patch16_224"
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--batches", type=int, default=8, help="batches in each measurement")
+    parser.add_argument("--batches", type=int, default=8, help="batches per measurement")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10 as test/<class>/*.jpg")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.data is not None:
+        decoding(args.data, args.rounds)
+        return
     pre = preprocess_for(MODEL, "paper")
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder), args.batches * args.batch_size)
@@ -70,6 +78,22 @@ def main() -> None:
         together(make, [clean], wet, adapter, batch, args.rounds, args.batches)
 
 
+def decoding(folder: Path, rounds: int) -> None:
+    """Prints how long the CIFAR-10 test images take when decoded anew and from the cache."""
+    spent: dict[str, list[tuple[float, float]]] = {"decoded anew": [], "from the cache": []}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["MOETTA_CACHE"] = cache
+            for times in spent.values():
+                wall, cpu = time.perf_counter(), time.process_time()
+                count = len(cifar10(folder, partial=True))
+                times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    print(f"{count:,} test images of CIFAR-10, median of {rounds} rounds, in seconds")
+    print(f"  {'':<16}{'wall':>8}{'CPU':>8}")
+    for name, times in spent.items():
+        print(f"  {name:<16}{median(w for w, _ in times):8.2f}{median(c for _, c in times):8.2f}")
+
+
 def stages(
     clean: Domain,
     wet: list[Domain],
@@ -77,13 +101,13 @@ def stages(
     batch: Batch,
     rounds: int,
 ) -> None:
-    """Prints CPU milliseconds for an image by stage."""
+    """Prints CPU milliseconds per image by stage."""
     rows = torch.arange(min(60, len(clean)))
     shown = clean.read(rows)[0]
     mean = torch.tensor([0.5, 0.5, 0.5]).view(3, 1, 1)
 
     def corruptions() -> None:
-        # Four images for each corruption, as in a mixed batch of 64.
+        # Four images per corruption, as in a mixed batch of 64.
         for domain, part in zip(wet, rows.tensor_split(len(wet)), strict=True):
             Domain("d", shown, clean.labels[rows], corruption=domain.corruption).read(part)
 
@@ -99,7 +123,7 @@ def stages(
             start = time.process_time()
             job()
             spent[name].append((time.process_time() - start) / images * 1e3)
-    print(f"CPU ms for an image, one thread, median of {rounds} rounds")
+    print(f"CPU ms per image, one thread, median of {rounds} rounds")
     for name, values in spent.items():
         print(f"  {name:<22}{median(values):8.2f}")
     reading = sum(median(v) for k, v in spent.items() if k != "Tent step")
@@ -115,7 +139,7 @@ def together(
     rounds: int,
     batches: int,
 ) -> None:
-    """Prints images a second of the loader, of the step and of both, and how long it waits."""
+    """Prints images per second of the loader, the step and both, and the share of waiting."""
     settings = [
         (workers, label, domains)
         for workers in (0, 1, 2)
@@ -135,11 +159,11 @@ def together(
             images, seconds, waited = drive(iter(make(domains, workers)), adapter)
             both[workers, label].append((images / seconds, waited / seconds))
     print(
-        f"Wall clock on {os.cpu_count()} cores, one thread a process, {batches} batches of "
-        f"{len(batch)}, median of {rounds} rounds; images a second"
+        f"Wall clock on {os.cpu_count()} cores, one thread per process, {batches} batches of "
+        f"{len(batch)}, median of {rounds} rounds; images per second"
     )
     print(f"  step alone (its batch is ready){median(step):8.1f}")
-    print(f"  {'workers':<9}{'pictures':<12}{'loader':>8}{'both':>8}{'wait':>8}")
+    print(f"  {'workers':<9}{'images':<12}{'loader':>8}{'both':>8}{'wait':>8}")
     for workers, label, _ in settings:
         speed = median(s for s, _ in both[workers, label])
         wait = median(w for _, w in both[workers, label])
@@ -173,13 +197,13 @@ def write_photos(folder: Path, count: int) -> None:
     rng = np.random.default_rng(0)
     (folder / "photo").mkdir()
     for i in range(count):
-        picture = np.zeros((375, 500, 3), dtype=np.float32)
+        image = np.zeros((375, 500, 3), dtype=np.float32)
         for side in (2, 8, 32, 128):
             coarse = Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8))
             large = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), np.float32)
-            picture += (large - 128) * (2 / side) ** 0.5
+            image += (large - 128) * (2 / side) ** 0.5
         out = io.BytesIO()
-        Image.fromarray((picture / 2 + 128).clip(0, 255).astype(np.uint8)).save(
+        Image.fromarray((image / 2 + 128).clip(0, 255).astype(np.uint8)).save(
             out, "JPEG", quality=90
         )
         (folder / "photo" / f"{i:04}.jpg").write_bytes(out.getvalue())

@@ -3,7 +3,7 @@
     python benchmarks/results.py
     python benchmarks/results.py --runs 1000 --no-report
 
-CPU time counts: unlike the wall clock it does not depend on what else the machine does. Before
+Compare CPU times: unlike the wall clock they hardly depend on other load on the machine. Before
 results were read without torch, `moetta results` took 6.0 s of CPU on 270 runs and `moetta report`
 53 s (two cores of a shared machine).
 """

@@ -1,7 +1,7 @@
 """What a step of each method costs: the paper's table 2 on any timm model.
 
-All methods run interleaved in one process, so that the ratios hold on a noisy machine: each round
-runs every method once, in a new order, and the ratios printed are medians over the rounds.
+All methods take turns in one process, so that the ratios hold on a busy machine: each round runs
+every method once, in a new order, and the ratios are medians over the rounds.
 
     python benchmarks/step.py --model vit_tiny_patch16_224 --batch 32 --threads 2
 """
@@ -30,29 +30,29 @@ class Options:
     """Cost of a step, relative to noadapt and to Tent."""
 
     model: str = "vit_tiny_patch16_224"
-    """timm model; random weights, since only the cost counts."""
+    """A timm model; it gets random weights, since only the cost matters."""
     batch: int = 32
-    """Images in a batch."""
+    """Images per batch."""
     threads: int = 2
     """CPU threads."""
     rounds: int = 9
     """Rounds; each runs every method once."""
     methods: tuple[str, ...] = ()
-    """Methods; all by default. noadapt and tent are always among them."""
+    """Methods; by default all. noadapt and tent are always included."""
     compile: bool = False
     """Pass the model through torch.compile first."""
     device: str = "cpu"
     """Where to run."""
     frozen: str = ""
-    """Also run MoETTA with these norm layers left frozen, as in "0-5"."""
+    """Also run MoETTA with these norm layers frozen, such as "0-5"."""
     profile: str = ""
-    """Instead, print where one step of this method spends its time."""
+    """Instead of the table, print where one step of this method spends its time."""
     layer: bool = False
-    """Instead, time one layer with experts beside a native LayerNorm, on [batch, 197, 192]."""
+    """Instead of the table, time a layer with experts and a plain LayerNorm, [batch, 197, 192]."""
 
 
 def build_model(options: Options) -> torch.nn.Module:
-    """The model, made sure of itself so that the entropy filters let samples through."""
+    """The model, with a head confident enough for samples to pass the entropy filters."""
     torch.manual_seed(0)
     model = timm.create_model(options.model).eval().to(options.device)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def build_model(options: Options) -> torch.nn.Module:
 
 
 def batch_of(options: Options, model: torch.nn.Module, seed: int) -> Tensor:
-    """Pictures that differ from each other: coarse random fields."""
+    """Images that differ from each other: coarse random fields."""
     size = timm.data.resolve_model_data_config(getattr(model, "_orig_mod", model))["input_size"][-1]
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(options.batch, 3, 7, 7, generator=generator)
@@ -79,7 +79,7 @@ class SavedBytes:
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Remember a saved tensor's memory once (and hold it, so that no address is used twice)."""
+        """Count a saved tensor's memory once, and keep it so that its address is not reused."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.known:
             self.seen[storage.data_ptr()] = (storage.nbytes(), tensor.detach())
@@ -136,7 +136,7 @@ def layer(options: Options, tokens: int = 197, width: int = 192, experts: int = 
     """Print the median time of one norm layer's forward and backward pass, calls interleaved."""
     torch.manual_seed(0)
     shape = (options.batch, tokens, width)
-    # Several inputs in turn: in a model a layer's input is not in the cache either.
+    # Several inputs in turn, since in a model a layer's input is not in the cache either.
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(8)]
     pull, pull_p = torch.randn(shape), torch.randn(options.batch, experts)
     native = torch.nn.LayerNorm(width, eps=1e-6)
@@ -147,7 +147,7 @@ def layer(options: Options, tokens: int = 197, width: int = 192, experts: int = 
     ours.bias.requires_grad_(False)
     trained = [p for p in ours.parameters() if p.requires_grad]
     times: dict[str, list[tuple[float, float]]] = {"native": [], "with experts": []}
-    # One thread is timed by its own processor time, which other processes disturb less.
+    # With one thread, CPU time is measured, which other processes disturb less.
     clock = time.process_time if options.threads == 1 else time.perf_counter
     for turn in range(120):
         x = inputs[turn % len(inputs)]
@@ -169,7 +169,7 @@ def layer(options: Options, tokens: int = 197, width: int = 192, experts: int = 
 
 
 def profile(name: str, model: torch.nn.Module, images: list[Tensor]) -> None:
-    """Print the operators of one step by the time spent in them, children excluded."""
+    """Print the operators of one step by the time spent in each, without its children."""
     adapter = moetta.adapt(model, name, source=torch.cat(images))
     adapter(images[0])
     with torch.profiler.profile() as record:
@@ -212,7 +212,7 @@ def show(
         )
     Console(width=110).print(table)
     fastest = min(times["noadapt"])
-    print(f"noadapt: {fastest * 1e3:.0f} ms a batch at best, {options.rounds} rounds")
+    print(f"noadapt: {fastest * 1e3:.0f} ms per batch at best, {options.rounds} rounds")
 
 
 def _wait(device: str) -> None:

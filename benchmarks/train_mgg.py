@@ -1,7 +1,7 @@
 """Trains the meta-gradient generator that comes with the package, on the embedded benchmark.
 
-The recipe is `moetta.methods.mgtta.pretrain`'s: 128 pictures of the four extra corruptions, 40
-epochs. The generator with the best accuracy on other pictures of the same corruptions is kept. No
+The recipe is that of `moetta.methods.mgtta.pretrain`: 40 epochs over 128 images of the four extra
+corruptions. The epoch with the best accuracy on other images of the same corruptions is kept. No
 test stream contains these corruptions.
 
     python benchmarks/train_mgg.py
@@ -32,19 +32,19 @@ WEIGHTS = Path(moetta.__file__).parent / "methods" / "weights"
 
 @dataclass(frozen=True)
 class TrainMGG:
-    """What is trained, on what."""
+    """What to train, and on what."""
 
     model: str = "digits-vit"
     samples: int = 128
-    """Pictures to learn from, of all four corruptions together."""
+    """Images to train on, of all four corruptions together."""
     validation: int = 400
-    """Pictures of each corruption to choose the epoch by; none of them is learnt from."""
+    """Images per corruption for choosing the epoch; none of them is trained on."""
     final: int = 1000
-    """Pictures of each corruption for the figures in the card, used for nothing else."""
+    """Images per corruption for the accuracies in the card, used for nothing else."""
     epochs: int = 40
     step_lr: float = 1e-4
     validation_lr: float = 3e-3
-    """Three times the recipe's: these streams are far shorter than the authors'."""
+    """Three times the recipe's, since these streams are far shorter than the authors'."""
     moments: float = 0.4
     seed: int = 2020
     out: Path = WEIGHTS
@@ -52,7 +52,7 @@ class TrainMGG:
 
 
 def main(options: TrainMGG) -> None:
-    """Train, choose, measure, write."""
+    """Trains, measures and writes the generator and its card."""
     torch.set_num_threads(options.threads)
     model = zoo.load(options.model)
     clean = embedded.source_images(2000)
@@ -89,7 +89,7 @@ def main(options: TrainMGG) -> None:
             "untrained": _with(model, MGG(options.seed), clean, test),
             "trained": _with(model, mgg, clean, test),
             "protocol": (
-                f"mean over the extra corruptions, severity 5, {options.final} pictures each, "
+                f"mean over the extra corruptions, severity 5, {options.final} images each, "
                 "batch 64, reset between corruptions; of mgtta, by lr"
             ),
         },
@@ -103,7 +103,7 @@ Part = list[tuple[Tensor, Tensor]]
 
 
 def _parts(options: TrainMGG) -> tuple[Tensor, Part, Part]:
-    """Pictures to learn from, to choose by and to measure on: disjoint, of each corruption."""
+    """Images to train on, to choose by and to measure on: disjoint, from each corruption."""
     learn: list[Tensor] = []
     choose: Part = []
     test: Part = []
@@ -112,15 +112,15 @@ def _parts(options: TrainMGG) -> tuple[Tensor, Part, Part]:
         images = (images.float() / 255 - embedded.MEAN[0]) / embedded.STD[0]
         rest = len(images) - options.validation - options.final
         sizes = [rest, options.validation, options.final]
-        pictures, labels = images.split(sizes), domain.labels.split(sizes)
-        learn.append(pictures[0])
-        choose.append((pictures[1], labels[1]))
-        test.append((pictures[2], labels[2]))
+        parts, labels = images.split(sizes), domain.labels.split(sizes)
+        learn.append(parts[0])
+        choose.append((parts[1], labels[1]))
+        test.append((parts[2], labels[2]))
     return torch.cat(learn), choose, test
 
 
 def accuracy(model: nn.Module, method: str, parts: Part, **settings: object) -> float:
-    """Mean over the parts of the accuracy while adapting to each from the source model."""
+    """The mean accuracy over the parts, adapting to each from the source model."""
     adapter = moetta.adapt(model, method, **settings)  # type: ignore[arg-type]
     shares = []
     for images, labels in parts:

@@ -1,13 +1,13 @@
-"""Chooses each method's settings for the small source models, on the validation stream only.
+"""Chooses each method's settings for the shipped models, on the validation stream only.
 
-Every method gets one pass over the four extra corruptions at severity 5 for each learning rate of
-the same list. All else is as in its paper, but for MoETTA's layers: the paper leaves the first few
-of 25 to 49 norm layers alone, and the small models have too few to spare one.
+Every method gets one pass over the four extra corruptions at severity 5 per learning rate, from one
+list for all. Everything else is as in the method's paper, except MoETTA's layers: the paper freezes
+the first few of 25 to 49 norm layers, and the shipped models have too few to spare any.
 
-The choice is cautious, and the same for every method: a rate counts only if the next higher one was
-tried and does no harm (is not below noadapt), and of those within one standard error of the best
-the lowest is taken. It goes to ``src/moetta/zoo/tuned.toml``. Finished trials are kept in a
-file, so an interrupted search continues where it stopped.
+The choice is cautious, and the same for every method: a rate is considered only if the next higher
+one was tried and is not worse than noadapt, and the lowest rate within one standard error of the
+best is taken. It is written to ``src/moetta/zoo/tuned.toml``. Finished trials are kept in a file,
+so an interrupted search continues where it stopped.
 
     python benchmarks/tune.py --models digits-vit digits-convnext
     python benchmarks/tune.py --models cifar-vit cifar-convnext --data FOLDER_WITH_CIFAR10
@@ -39,30 +39,30 @@ HEADER = "# Written by benchmarks/tune.py from the validation streams.\n"
 
 @dataclass(frozen=True)
 class Tune:
-    """What is searched."""
+    """What to search."""
 
     models: tuple[str, ...] = ("digits-vit", "digits-convnext")
     methods: tuple[str, ...] = tuple(m for m in list_methods() if m != "noadapt")
     lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     limit: int | None = None
-    """Pictures of the validation stream; all of it is as long as the classical stream, and a rate
-    that suits a shorter one may be too high."""
+    """Images of the validation stream to use. By default all: it is as long as the classical
+    stream, and a rate chosen on a shorter one may be too high."""
     seed: int = 42
     data: Path | None = None
-    """The folder of CIFAR-10, for its models."""
+    """The folder of CIFAR-10, for models trained on it."""
     trials: Path = ROOT / "benchmarks" / "results" / "tune.jsonl"
     toml: Path = ROOT / "src" / "moetta" / "zoo" / "tuned.toml"
     threads: int = 1
 
 
 def candidates(method: str, options: Tune) -> list[dict[str, Any]]:
-    """The settings that are tried for a method."""
+    """The settings to try for a method."""
     fixed = {"frozen": "", "channels_first": True} if method == "moetta" else {}
     return [{"lr": lr, **fixed} for lr in options.lrs]
 
 
 def validation(model: str, options: Tune) -> tuple[Stream, torch.Tensor]:
-    """A model's validation stream, and clean source pictures for the methods that need some."""
+    """A model's validation stream, and source images for the methods that need some."""
     recipe = zoo.recipe(model)
     if recipe.data == "digits":
         stream = embedded.stream("validation", seed=options.seed, limit=options.limit)
@@ -84,7 +84,7 @@ def validation(model: str, options: Tune) -> tuple[Stream, torch.Tensor]:
 
 
 def accuracy(model: str, method: str, fields: dict, stream: Stream, source: torch.Tensor) -> float:
-    """Per cent of the stream predicted rightly."""
+    """Accuracy on the stream, in percent."""
     needs = source if method in ("eata", "mgtta") else None
     adapter = moetta.adapt(zoo.load(model), method, source=needs, **fields)
     right = sum(int((adapter(b.images).argmax(1) == b.labels).sum()) for b in stream)
@@ -92,7 +92,7 @@ def accuracy(model: str, method: str, fields: dict, stream: Stream, source: torc
 
 
 def search(options: Tune) -> list[dict]:
-    """Runs the trials that are not on file yet; gives all."""
+    """Runs the trials that are not on file yet, and returns all of them."""
     options.trials.parent.mkdir(parents=True, exist_ok=True)
     lines = options.trials.read_text().splitlines() if options.trials.exists() else []
     done = [json.loads(line) for line in lines]
@@ -116,7 +116,7 @@ def search(options: Tune) -> list[dict]:
             text = "".join(json.dumps(d) + "\n" for d in done)
             write_atomically(options.trials, text.encode())
     current = {m: zoo.card(m)["sha256"][:12] for m in zoo.available()}
-    # Trials on another part of the stream, or of other weights, are kept on file but do not count.
+    # Trials with other weights or on another part of the stream stay on file but do not count.
     return [
         d
         for d in done
@@ -126,7 +126,7 @@ def search(options: Tune) -> list[dict]:
 
 
 def chosen(tried: list[dict], none: float) -> dict:
-    """The lowest rate within one standard error of the best, a step away from any that harms.
+    """The lowest rate within one standard error of the best, a step away from any that does harm.
 
     Args:
         tried: trials of one method.
@@ -141,7 +141,7 @@ def chosen(tried: list[dict], none: float) -> dict:
 
 
 def kept(options: Tune) -> str:
-    """What the file of settings says of models that are not searched now."""
+    """What the settings file says about models that are not searched now."""
     text = options.toml.read_text() if options.toml.exists() else ""
     blocks = text.removeprefix(HEADER).split("\n# ")
     others = [b.removeprefix("# ").rstrip("\n") for b in blocks]
@@ -149,7 +149,7 @@ def kept(options: Tune) -> str:
 
 
 def main(options: Tune) -> None:
-    """Searches, prints the table, writes the settings."""
+    """Searches, prints a table and writes the settings."""
     torch.set_num_threads(options.threads)
     trials = search(options)
     text = HEADER + kept(options)
@@ -158,14 +158,14 @@ def main(options: Tune) -> None:
         none = next(d["accuracy"] for d in mine if d["method"] == "noadapt")
         print(f"\n{model}: noadapt {none:.2f} % on the validation stream")
         images = mine[0]["samples"]
-        text += f"# {model}: noadapt {none:.2f} % on {images:,} pictures.\n"
+        text += f"# {model}: noadapt {none:.2f} % on {images:,} images.\n"
         for method in dict.fromkeys(d["method"] for d in mine if d["fields"]):
             tried = [d for d in mine if d["method"] == method]
             found = chosen(tried, none)
             row = "  ".join(f"{d['fields']['lr']:g}: {d['accuracy']:.2f}" for d in tried)
             print(f"  {method:8} {row}   chosen {found['fields']['lr']:g}")
             text += f"[{model}.{method}]  # {found['accuracy']:.2f} %\n"
-            # JSON's numbers, texts and truth values are TOML's too.
+            # JSON writes numbers, strings and booleans as TOML does.
             text += "".join(f"{k} = {json.dumps(v)}\n" for k, v in found["fields"].items())
     write_atomically(options.toml, text.encode())
 

@@ -29,7 +29,7 @@ def read_safetensors(path: str | PathLike[str]) -> tuple[dict[str, Tensor], dict
             metadata = file.metadata() or {}
             return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
 def write_atomically(path: str | PathLike[str], data: bytes, *, sync: bool = True) -> None:

@@ -93,7 +93,7 @@ def test_missing_data_says_what_to_download_and_where_it_goes() -> None:
         replace(CELL, stream="cifar10-c", data="nowhere").check()
 
 
-def test_a_number_may_stand_for_a_text() -> None:
+def test_a_number_is_accepted_for_a_text() -> None:
     config = resolve_config(replace(CELL, overrides=parse_overrides(["frozen=5"])))[1]
     assert config.frozen == "5"  # type: ignore[attr-defined]
 

@@ -52,7 +52,7 @@ def test_a_card_is_enough_to_run_the_cell_again() -> None:
     assert Cell.from_card({"cell": fields}) == own
 
 
-def test_a_model_made_for_other_pictures_is_refused_by_the_embedded_streams() -> None:
+def test_a_model_made_for_other_images_is_refused_by_the_embedded_streams() -> None:
     with pytest.raises(ValueError, match="photo_model: this model was not made for the embedded"):
         prepare(replace(CELL, model="tiny_models:photo_model"))
 
@@ -99,7 +99,7 @@ def test_severity_is_not_a_folders(photos: Path) -> None:
         prepare(replace(CELL, stream=str(photos), severity=3))
 
 
-def test_unreadable_pictures_end_a_run_or_are_listed(photos: Path, tmp_path: Path) -> None:
+def test_unreadable_images_end_a_run_or_are_listed(photos: Path, tmp_path: Path) -> None:
     cell = replace(
         CELL, stream=str(photos), limit=None, batch_size=2, model="tiny_models:photo_model"
     )

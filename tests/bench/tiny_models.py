@@ -26,7 +26,7 @@ def convnext() -> nn.Module:
 
 
 def photo_model() -> nn.Module:
-    """A model whose own config tells of another normalisation than the embedded benchmark's."""
+    """A model whose config asks for another normalisation than the embedded benchmark's."""
     model = vit()
     model.pretrained_cfg = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
                             "input_size": (3, 32, 32)}  # fmt: skip

@@ -60,7 +60,7 @@ def test_lines(
     ]
 
 
-def test_a_summary_without_figures_that_are_nice_to_have(
+def test_a_summary_may_lack_optional_figures(
     done: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert done.folder is not None

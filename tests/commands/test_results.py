@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_protocols_have_tables_of_their_own(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_protocol_has_its_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, root)
     assert text.count("┏") == 2
     for size in (32, 64):

@@ -100,7 +100,7 @@ def test_a_process_that_was_stopped_for_a_while_does_not_spoil_the_time_ratio() 
     assert found["seconds_noadapt"] == pytest.approx(0.6)
 
 
-def test_card_tells_the_protocol(runs: dict[str, Run]) -> None:
+def test_card_states_the_protocol(runs: dict[str, Run]) -> None:
     card = runs["eata"].card
     assert card["schema"] == 1
     assert card["protocol"]["stream"]["samples"] == 200
@@ -112,7 +112,7 @@ def test_card_tells_the_protocol(runs: dict[str, Run]) -> None:
     assert len({run.protocol for run in runs.values()}) == 1
 
 
-def test_the_paper_stands_beside_a_real_run(runs: dict[str, Run]) -> None:
+def test_the_paper_is_compared_with_a_real_run(runs: dict[str, Run]) -> None:
     """By the stream's name as cards have it."""
     (comparison,) = compare(runs.values())
     (published,) = published_for(runs.values()).values()

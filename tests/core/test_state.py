@@ -186,9 +186,9 @@ def test_damaged_and_foreign_files_are_refused(method: str, tmp_path: Path) -> N
     adapter(images(4, 1))
     for size in (0, 4, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        refuses(adapter, path, "damaged or no safetensors file")
+        refuses(adapter, path, "damaged or not a safetensors file")
     path.write_bytes(b"PK\x03\x04" + whole)
-    refuses(adapter, path, "damaged or no safetensors file")
+    refuses(adapter, path, "damaged or not a safetensors file")
     save_file({"weight": torch.zeros(2)}, path)
     refuses(adapter, path, "not a state saved by moetta")
     save_file({"weight": torch.zeros(2)}, path, {"format": state.FORMAT, "version": "99"})

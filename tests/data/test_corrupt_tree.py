@@ -194,7 +194,7 @@ class TestUnreadable:
         with pytest.raises(ValueError, match=r"n00.a\.jpg.*on_error"):
             run(spoilt, tmp_path / "c", on_error="fail")
 
-    def test_none_that_can_be_read_is_an_error(self, tmp_path):
+    def test_it_is_an_error_if_no_image_can_be_read(self, tmp_path):
         (tmp_path / "val/n00").mkdir(parents=True)
         (tmp_path / "val/n00/a.jpg").write_bytes(b"not an image")
         with pytest.raises(ValueError, match="none of the 1 images"):
@@ -211,7 +211,7 @@ class TestUnreadable:
         with Image.open(tmp_path / "c/contrast/1/n00/deep.JPEG") as picture:
             assert 100 < np.asarray(picture).mean() < 155
 
-    def test_too_small_an_image_is_named(self, source, tmp_path):
+    def test_an_image_that_is_too_small_is_named(self, source, tmp_path):
         Image.new("RGB", (20, 40)).save(source / "n00/tiny.png")
         summary, _ = run(source, tmp_path / "c", size=0, severity=(1,))
         assert "20 x 40" in summary.unreadable[0][1]

@@ -285,14 +285,14 @@ class TestStreams:
         assert torch.bincount(numbers, minlength=7).min() > 1250
         assert numbers.max() == 6
 
-    def test_a_uniform_number_of_one_is_no_integer_beyond_the_range(self):
+    def test_a_uniform_draw_of_exactly_one_stays_in_the_integer_range(self):
         """The highest of the 2^24 draws; found by search, once in many thousand pictures."""
         picture = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
         frozen = corrupt(picture, "frost", 5, index=torch.tensor([26835]), seed=394)
         assert frozen.shape == picture.shape
 
 
-def test_grid_has_a_picture_for_everything(tmp_path):
+def test_grid_shows_every_corruption_and_severity(tmp_path):
     image = pictures(1, 72, 96)[0].permute(1, 2, 0).numpy()
     path = tmp_path / "new" / "grid.png"
     corruption_grid(image, path, side=32)

@@ -189,7 +189,7 @@ def test_a_hundredfold_stream_holds_no_images():
 def test_the_hard_cases_set_the_greatest_length():
     with pytest.raises(ValueError, match=r"14,400 hard cases.*'classical' has no such limit"):
         embedded.stream("potpourri", length=2_000_000)
-    with pytest.raises(ValueError, match="an image of each of the 18 domains, got 10"):
+    with pytest.raises(ValueError, match="one image for each of the 18 domains, got 10"):
         embedded.stream("potpourri", length=10)
 
 

@@ -141,7 +141,7 @@ def test_cifar10_c_is_made_at_its_own_size_and_resized_for_the_model():
         (lambda: stream("classical", ".", preprocess="model"), "needs a model"),
         (lambda: stream("classical", ".", preprocess=HALF, size=3), "follows from"),
         (lambda: stream("classical", ".", preprocess=HALF, corruptions="some"), "on the fly"),
-        (lambda: stream("classical", full(), preprocess=HALF, order="random"), "unknown order"),
+        (lambda: stream("classical", full(), preprocess=HALF, order="random"), "no order"),
         (lambda: stream("classical", ".", model="convnext_atto", preprocess=HALF), "0.485"),
     ],
 )

@@ -132,7 +132,7 @@ def test_stratified_subset_is_drawn_by_the_seed_and_reaches_every_sample():
         (lambda: make_order("gradul"), "gradual"),
         (lambda: make_order("gradual", speed=1), "overlap"),
         (lambda: Gradual(overlap=2), "between 0 and 1"),
-        (lambda: LabelShift(gamma=0), "positive"),
+        (lambda: LabelShift(gamma=0), "above 0, got 0"),
         (lambda: LabelShift(slots=-1), "slots"),
         (lambda: Bursts(length=0), "at least 1"),
         (lambda: Bursts(share=1.5), "between 0 and 1"),

@@ -64,7 +64,7 @@ def test_a_normalisation_that_is_not_the_models_is_refused():
 def test_a_size_that_the_model_cannot_take_is_refused():
     small = vit(img_size=32, patch_size=8)
     assert preprocess_for(small).size == (32, 32)
-    with pytest.raises(ValueError, match="32 x 32 only"):
+    with pytest.raises(ValueError, match="takes only images of 32 x 32"):
         preprocess_for(small, "paper")
     assert preprocess_for(timm.create_model("convnext_atto"), "paper").size == (224, 224)
 
@@ -139,7 +139,7 @@ def test_a_hugging_face_model_finds_its_processor_beside_its_weights(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["modell", 3, transforms.CenterCrop(3)])
-def test_what_is_no_preprocessing_is_refused(given):
+def test_anything_but_a_preprocessing_is_refused(given):
     with pytest.raises(ValueError, match=r"preprocess"):
         preprocess_for(vit(), given)
     with pytest.raises(ValueError, match="3 numbers"):

@@ -270,7 +270,7 @@ def test_the_card_is_json_and_says_what_a_result_depends_on():
         (lambda: Stream(three(), normalise=HALF, start=-1), "start must be at least 0"),
         (lambda: Stream(three(), normalise=HALF, seed=-1), "seed must be at least 0"),
         (lambda: Stream(three(), normalise=HALF, limit=0), "at least 1"),
-        (lambda: Stream(three(), normalise=HALF, order="shuffled"), "unknown order"),
+        (lambda: Stream(three(), normalise=HALF, order="shuffled"), "no order 'shuffled'"),
         (lambda: Stream(three(), normalise=HALF, on_error="ignore"), "on_error"),
         (lambda: Stream(three(), normalise=((0.5,), (0.5,))), "3 numbers"),
         (lambda: Stream(three(), normalise=((0.5,) * 3, (0.5, 0, 0.5))), "positive std"),

@@ -25,7 +25,7 @@ def test_a_heat_map_shows_its_numbers_and_leaves_unknown_cells_blank() -> None:
     assert "nan" not in shown
 
 
-def test_numbers_go_where_there_is_no_room() -> None:
+def test_numbers_are_left_out_where_there_is_no_room() -> None:
     wide = figures.heat_map(np.eye(40), [str(i) for i in range(40)], [f"c{i}" for i in range(40)])
     assert "1.00" not in texts(wide)
 

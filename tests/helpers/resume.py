@@ -1,4 +1,4 @@
-"""A process of its own that loads saved states and goes on, or dies while it saves.
+"""A separate process that loads saved states and goes on, or dies while it saves.
 
 Usage: python resume.py FOLDER continue|die
 """

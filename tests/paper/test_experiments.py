@@ -194,7 +194,7 @@ def test_finished_experiments_need_no_data_and_no_weights(
     assert {p.name: p.read_text() for p in tmp_path.glob("runs/paper/*/*.csv")} == first
 
 
-def test_what_is_not_the_papers_is_said(tmp_path: Path) -> None:
+def test_differences_from_the_paper_are_stated(tmp_path: Path) -> None:
     paper = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
     workload = Workload((paper, "another"), data=str(tmp_path))
     assert "on the fly" in workload.ours

@@ -33,7 +33,7 @@ def accuracy_table(root: Path) -> Table:
     return contents.accuracies(only(root), printed(root))
 
 
-def test_the_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
+def test_the_papers_results_are_next_to_ours(tmp_path: Path) -> None:
     made = accuracy_table(nine_methods(tmp_path, (42,)))
     place = {column.title: i for i, column in enumerate(made.columns)}
     row = next(row for row in made.rows if row[0].value == "MoETTA")
@@ -50,7 +50,7 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
     assert "ImageNet (888,389 images), ours for digits-vit on embedded-potpourri+ (7,680" in note
 
 
-def test_cifar_stands_beside_the_papers_classical(tmp_path: Path) -> None:
+def test_cifar_is_compared_with_the_papers_classical(tmp_path: Path) -> None:
     write_run(tmp_path, "tent", stream="cifar10-c", model="cifar-convnext")
     made = accuracy_table(tmp_path)
     place = {column.title: i for i, column in enumerate(made.columns)}

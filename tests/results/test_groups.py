@@ -79,7 +79,7 @@ def test_mixed_protocols_are_refused_by_name_and_marked_when_allowed(tmp_path: P
     assert "stream.batch_size" in comparison.deviations[0]
 
 
-def test_other_streams_and_models_are_no_mixture(tmp_path: Path) -> None:
+def test_other_streams_and_models_are_not_a_mixture(tmp_path: Path) -> None:
     runs, _ = load_runs([hundred_runs(tmp_path)])
     made = compare(runs)
     assert len(made) == 6

@@ -18,7 +18,7 @@ TINY = replace(
 )
 
 
-def test_train_writes_weights_and_card_and_no_rest(tmp_path, monkeypatch):
+def test_train_writes_weights_and_card_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "digits-vit", TINY)
     steps = []
     card = train_model("digits-vit", tmp_path, steps=2, report=lambda *step: steps.append(step))

@@ -1,4 +1,4 @@
-"""Who runs the cells: this process, or several. One small interface, for others to be added."""
+"""Runs cells in this process or in several, behind a small interface for other back ends."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from moetta.bench.cell_run import run_cell
 from moetta.bench.progress import Outcome, Progress
 
 TAKEN = "taken"
-"""What a worker says first about a cell."""
+"""The first message of a worker about a cell."""
 
 
 class Backend(Protocol):
-    """What `run_grid` asks of whoever runs cells."""
+    """What `run_grid` needs from a back end."""
 
     def submit(self, cell: Cell) -> int:
         """Take a cell; returns its ticket."""
         ...
 
     def progress(self) -> list[tuple[int, Progress]]:
-        """News since the last call, by ticket; waits a moment for some, or does some work."""
+        """News since the last call, by ticket; waits for some briefly, or does some work."""
         ...
 
     def result(self, ticket: int) -> Outcome | None:
@@ -74,7 +74,7 @@ class Serial:
         except StopIteration as done:
             self._results[ticket] = Outcome(done.value)
         except Exception as error:
-            # Where a signal reaches the loaders too, they die first: that is no failure.
+            # If a signal reaches the loaders too, they die first; that is not a failure.
             if not interrupts.requested():
                 self._results[ticket] = _failure(error)
         self._running = None
@@ -94,7 +94,7 @@ class Serial:
 
 @dataclass
 class _Worker:
-    """A process that takes cells.
+    """A process that runs cells.
 
     Attributes:
         process: the process.
@@ -113,7 +113,7 @@ class _Worker:
 
 @dataclass
 class Processes:
-    """Several cells at once; each worker is a process that takes one cell after another."""
+    """Several cells at once; each worker is a process that runs one cell after another."""
 
     root: Path
     workers: int
@@ -126,13 +126,13 @@ class Processes:
     def submit(self, cell: Cell) -> int:
         """Queue a cell."""
         self._tickets += 1
-        # Workers that each took all cores would only get in each other's way.
+        # Workers that each used all cores would slow each other down.
         threads = cell.threads or max(1, (os.cpu_count() or 1) // self.workers)
         self._waiting.append((self._tickets, replace(cell, threads=threads)))
         return self._tickets
 
     def progress(self) -> list[tuple[int, Progress]]:
-        """Hand out cells, and collect what the workers say within a moment."""
+        """Hand out cells, and collect the messages that workers send within a moment."""
         self._hand_out()
         news: list[tuple[int, Progress]] = []
         busy = {worker.pipe: worker for worker in self._crew if worker.job is not None}
@@ -178,7 +178,7 @@ class Processes:
         atexit.unregister(self._end)
 
     def _bury(self, worker: _Worker) -> None:
-        """Remove a dead worker; its cell failed, unless it died before it took the cell."""
+        """Remove a dead worker; its cell failed, unless the worker died before it took the cell."""
         worker.process.join()
         worker.pipe.close()
         self._crew.remove(worker)
@@ -202,7 +202,7 @@ class Processes:
                     return
                 idle = self._hire()
             idle.job = self._waiting.pop(0)
-            with contextlib.suppress(OSError):  # if it died, the pipe says so in `progress`
+            with contextlib.suppress(OSError):  # if it died, `progress` notices it by the pipe
                 idle.pipe.send(idle.job[1])
 
     def _hire(self) -> _Worker:
@@ -226,7 +226,7 @@ class Processes:
 
 def _await_end(worker: _Worker) -> None:
     while worker.process.is_alive():
-        try:  # read what it still says, or it could block for ever while saying it
+        try:  # read its last messages, or it could block for ever while sending them
             if worker.pipe.poll(0.1):
                 worker.pipe.recv()
         except (EOFError, OSError):
@@ -234,7 +234,7 @@ def _await_end(worker: _Worker) -> None:
 
 
 def _serve(pipe: Any, root: Path, checkpoint_seconds: float) -> None:
-    """A worker's main loop: take cells and report on them until told to stop or left alone."""
+    """A worker's main loop: run cells and report on them until told to stop or abandoned."""
     interrupts.ignore()  # the process that started this one decides when to stop
     try:
         while (cell := pipe.recv()) is not None and not pipe.poll():  # a stop may follow at once

@@ -16,7 +16,7 @@ from moetta.suggest import nearest, nearest_path
 from moetta.zoo import RECIPES, tuned
 
 BASELINE = "noadapt"
-"""The method that every other one is compared with: the source model, left as it is."""
+"""The method that every other one is compared with: the source model, not adapted."""
 DEVICES = ("cpu", "cuda", "mps")
 
 # The text under each field is also the help of its command-line option.
@@ -91,10 +91,10 @@ class Cell(CellOptions):
         stream: a named stream, the path of a TOML mixture, or a folder of class folders.
         model: a shipped model, a timm name with its tag, ``module:function``, or a Hugging Face
             folder.
-        seed: seed of the stream's order and of the method's own draws.
+        seed: seed of the stream's order and of the method's random draws.
         overrides: fields of the method's configuration, as (name, value) pairs.
         variant: what the results call a cell with overrides.
-        experiment: which of the paper's experiments first asked for it.
+        experiment: the experiment of the paper that it was first run for.
     """
 
     method: str
@@ -176,7 +176,7 @@ def _check_effective(cell: Cell) -> None:
         "on_error": cell.on_error == "skip",
     }
     known = given.keys() - {"mask", "severity"}  # on the user's own folder or mixture
-    kind = "a folder or mixture of your own"
+    kind = "your own folder or mixture"
     if is_named(cell):
         spec = stream_spec(cell.stream, cell.data)
         known = set(spec.options)

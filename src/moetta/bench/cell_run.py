@@ -1,4 +1,4 @@
-"""One cell, from its last checkpoint to its results, whoever runs it."""
+"""Runs one cell, from its last checkpoint to its results."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_cell(
 
 
 class _Session:
-    """One process's part in a run."""
+    """One process's part of a run."""
 
     def __init__(self, prepared: Prepared, folder: Path, stop: Callable[[], bool]) -> None:
         self.prepared, self.folder = prepared, folder

@@ -89,7 +89,7 @@ def _sha256(path: str, changed: int, size: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _complain(text: str) -> None:
-    """Log a fault once, however often it is found."""
+    """Log a problem once, however often it is found."""
     log.warning(text)
 
 
@@ -117,12 +117,12 @@ def _fits(cell: Cell, method: str, card: dict[str, Any]) -> bool:
 
 
 def with_pixels(config: Config, mean: Any, std: Any) -> Config:
-    """The configuration, told how the stream normalises its images."""
+    """The configuration, given how the stream normalises its images."""
     return config if mean is None else config.with_pixels(tuple(mean), tuple(std))
 
 
 def identity(cell: Cell) -> Cell:
-    """A cell without what does not change its result or is compared as a configuration."""
+    """A cell without the fields that do not change its result or are part of its configuration."""
     mixture = cell.stream.endswith(".toml")  # which may set these two itself
     return replace(
         cell,
@@ -143,7 +143,7 @@ def identity(cell: Cell) -> Cell:
 
 
 def may_change(cell: Cell) -> bool:
-    """Whether the cell runs on something of the user's that is here and may have changed."""
+    """Whether the cell runs on files of the user that are here and may have changed."""
     if cell.partial and cell.data is not None and Path(cell.data).is_dir():
         return True  # more images may have arrived
     own_function = ":" in cell.model and cell.weights is None

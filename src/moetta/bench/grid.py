@@ -53,7 +53,7 @@ def run_grid(
         cells: the grid.
         root: folder of the results.
         workers: how many processes; 1 runs the cells in this process.
-        listener: hears about progress.
+        listener: is told about progress.
         backend: another way to run cells.
         checkpoint_seconds: how many seconds of work a killed process may lose.
 

@@ -11,7 +11,7 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing keeps two commands apart
+except ImportError:  # on Windows nothing prevents two commands from running the same cell
     fcntl = None  # type: ignore[assignment]
 
 LOCK_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""The most memory that a run has used."""
+"""Peak memory of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 def reset_peak(device: str) -> None:
-    """Start measuring anew."""
+    """Start a new measurement."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with contextlib.suppress(OSError):  # Linux: forget what this process used before
+    with contextlib.suppress(OSError):  # on Linux, forget the peak so far
         Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -17,7 +17,7 @@ QUARTERS = 4
 
 @dataclass(frozen=True)
 class Scored:
-    """One batch, predicted.
+    """One batch and its predictions.
 
     Attributes:
         step: number of the batch in the stream.

@@ -1,4 +1,4 @@
-"""What a grid reports while it runs, and to whom."""
+"""What a grid reports while it runs, and the interface of listeners."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Listener(Protocol):
-    """Hears how a grid is doing; see `moetta.commands.display` for listeners that show it."""
+    """Is told how a grid is doing; see `moetta.commands.display` for listeners that show it."""
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """The grid is about to run."""
@@ -69,7 +69,7 @@ class Listener(Protocol):
 
 
 class Silent:
-    """A listener that ignores what it hears."""
+    """A listener that does nothing."""
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """Ignore it."""

@@ -80,7 +80,7 @@ class Prepared:
 
     @cached_property
     def protocol(self) -> dict[str, Any]:
-        """What must be equal for two results to be comparable."""
+        """Everything that must be the same for two results to be comparable."""
         described = self.stream.card()
         described.pop("skipped")
         return {
@@ -158,7 +158,7 @@ class Prepared:
         """Clean images for a method that looks at some before it starts.
 
         Raises:
-            ValueError: this stream implies none and the cell names no folder.
+            ValueError: the stream comes with none and the cell names no folder.
             Stopped: ``stop`` said yes while they were being read.
         """
         cell, count = self.cell, self.cell.source_images

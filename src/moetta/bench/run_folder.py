@@ -1,4 +1,4 @@
-"""Writing a run's folder; the summary comes last and means that the run is complete."""
+"""Writes a run's folder; the summary comes last and marks the run as complete."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_run(
     peak: int,
     skipped: list[dict[str, Any]],
 ) -> None:
-    """Write all results of a run; the summary last, because it means that the rest is there."""
+    """Write all results of a run; the summary last, because it marks the run as complete."""
     steps, paired = steps_frame(meter), meter.paired
     baseline = folder.parent / prepared.baseline_key
     if prepared.cell.method != BASELINE and is_finished(baseline):
@@ -127,7 +127,7 @@ def cost(meter: Meter, adapter: Adapter, peak: int) -> dict[str, Any]:
         )
         if not math.isnan(theirs)
     ]
-    pairs = pairs[1:] or pairs  # the first batch pays for warming up
+    pairs = pairs[1:] or pairs  # the first batch includes the warm-up
     totals = adapter.totals
     return {
         "seconds": meter.total("seconds"),
@@ -216,7 +216,7 @@ def experts_frame(meter: Meter, layers: list[str]) -> pl.DataFrame:
 
 
 def similarity_frame(meter: Meter, layers: list[str]) -> pl.DataFrame:
-    """How alike the experts of each layer were along the stream."""
+    """How similar the experts of each layer were along the stream."""
     rows = [
         (int(step), name, weight, bias)
         for moment in meter.similarity.tolist()

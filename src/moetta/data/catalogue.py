@@ -1,8 +1,8 @@
 """The data sets and named streams: each described once, as plain data.
 
 Everything that depends on which stream it is asks its `StreamSpec` here: what to read, what to
-download, which clean images belong to it, which of the paper's streams it stands for. A new data
-set is a new entry in this file, as long as it comes in one of the layouts known to
+download, which clean images belong to it, which of the paper's streams it corresponds to. A new
+data set is a new entry in this file, as long as it comes in one of the layouts known to
 `moetta.data.datasets`; other folders of images need no entry (see `moetta.data.mixture`).
 
 This module imports nothing heavy, so that results can be read without torch.
@@ -287,7 +287,7 @@ def stream_spec(name: str, data: str | Path | None = None) -> StreamSpec:
 
 
 def spec_of_card(card_name: str) -> StreamSpec | None:
-    """The stream that a run's card names; None for a user's own.
+    """The stream that a run's card names; None if it is not a named stream.
 
     >>> spec_of_card("embedded-classical").counterpart, spec_of_card("pets")
     ('classical', None)

@@ -1,4 +1,4 @@
-"""Which class a folder stands for, and which classes a domain has."""
+"""Which class each folder is, and which classes a domain has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def imagenet_synsets(subset: Literal["1k", "r", "a"] = "1k") -> tuple[str, ...]:
 
 
 def label_scheme(folders: Iterable[str]) -> Literal["imagenet", "numbers", "sorted"]:
-    """How folders of these names are to be numbered, judging by the names; see `label_map`."""
+    """How to number class folders with these names; see `label_map`."""
     names = set(folders)
     if names <= set(imagenet_synsets()):
         return "imagenet"
@@ -44,15 +44,15 @@ def label_map(
     """The class of each folder name.
 
     Args:
-        labels: "sorted" numbers the folders in sorted order; "imagenet" looks synsets such as
-            n01440764 up in ImageNet-1k; "numbers" takes the names 0, 1, 2 ... as they are; "auto"
-            is "imagenet" or "numbers" if all names are such, else "sorted"; a table gives the
-            class of each name; a path names a JSON or TOML file with such a table.
-        folders: The folder names that must get a class.
-        base: What a relative path is relative to; the working directory by default.
+        labels: "sorted" numbers the folders in sorted order. "imagenet" looks up synsets such as
+            n01440764 in ImageNet-1k. "numbers" takes the names 0, 1, 2 ... as they are. "auto" is
+            "imagenet" or "numbers" if all names fit, else "sorted". A table gives the class of each
+            name; a path names a JSON or TOML file with such a table.
+        folders: The folder names that need a class.
+        base: What a relative path is relative to; by default the working directory.
 
     Raises:
-        ValueError: If a folder gets no class, naming those.
+        ValueError: If a folder has no class; names such folders.
     """
     table: Mapping[str, Any]
     if labels == "auto":
@@ -69,7 +69,9 @@ def label_map(
         table = _read_table((base or Path()) / labels)
     bad = [f"{k} = {v!r}" for k, v in table.items() if type(v) is not int or v < 0]
     if bad:
-        raise ValueError(f"a label map gives each folder a class number from 0; got {_some(bad)}")
+        raise ValueError(
+            f"label map: class numbers must be integers of at least 0, got {_some(bad)}"
+        )
     missing = sorted(set(folders) - set(table))
     if missing:
         what = labels if isinstance(labels, str | Path) else "the table"
@@ -81,13 +83,13 @@ def label_map(
 
 
 def logit_mask(domains: Sequence[Domain], num_classes: int) -> Tensor:
-    """Which classes each domain has, for scoring among those alone.
+    """Which classes each domain has, for scoring among those only.
 
-    A domain that does not say (all but ImageNet-R and -A, of the paper's) has all of them.
+    Only ImageNet-R and -A, of the paper's domains, name their classes; the others have all.
 
     Args:
         domains: The domains of a stream.
-        num_classes: Number of logits.
+        num_classes: The number of logits.
 
     Returns:
         Bool [len(domains), num_classes]; index it with `Batch.domains`:

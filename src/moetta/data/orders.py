@@ -1,4 +1,4 @@
-"""In which order a stream shows its samples: each order is a permutation drawn from one seed."""
+"""The order in which a stream shows its samples: a permutation drawn from a seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Order(Protocol):
         Args:
             domains: The domain of each sample, int64 [N].
             labels: The class of each sample, int64 [N].
-            seed: Seeds a generator of its own.
+            seed: Seeds the draw.
 
         Returns:
             A permutation of 0 to N - 1.
@@ -45,7 +45,7 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Continual:
-    """One domain after another, in the order they are listed, shuffled within each."""
+    """One domain after another, in the order listed, each of them shuffled."""
 
     name: ClassVar[str] = "continual"
 
@@ -57,10 +57,10 @@ class Continual:
 
 @dataclass(frozen=True)
 class Gradual:
-    """Domain after domain, each fading linearly into the next.
+    """One domain after another, each fading linearly into the next.
 
     Each domain lasts one unit of time, blurred at both ends by `overlap`: with 1 the stream is
-    always on its way from one domain to the next, with 0 it is `continual`.
+    always fading from one domain to the next, with 0 it is `continual`.
     """
 
     overlap: float = 1.0
@@ -80,7 +80,7 @@ class Gradual:
         time = turn + torch.rand(n, generator=draw, dtype=torch.float64)
         time += (torch.rand(n, generator=draw, dtype=torch.float64) - 0.5) * self.overlap
         end = float(turn.max()) + 1
-        time = time.abs()  # what spills over either end of the stream is folded back
+        time = time.abs()  # times before the start or after the end are folded back
         time = torch.where(time > end, 2 * end - time, time)
         return time.argsort(stable=True)
 
@@ -90,7 +90,7 @@ class LabelShift:
     """Domains mixed, classes in waves: each class is spread over time slots by a Dirichlet draw.
 
     Attributes:
-        gamma: Concentration; small values put a class into few slots, large ones give `mixed`.
+        gamma: Concentration: small values put a class into few slots, large ones give `mixed`.
         slots: Number of time slots; 0 means as many as there are classes.
     """
 
@@ -100,9 +100,9 @@ class LabelShift:
 
     def __post_init__(self) -> None:
         if not self.gamma > 0:
-            raise ValueError(f"gamma must be positive, got {self.gamma}")
+            raise ValueError(f"gamma must be above 0, got {self.gamma}")
         if self.slots < 0:
-            raise ValueError(f"slots must not be negative, got {self.slots}")
+            raise ValueError(f"slots must be at least 0, got {self.slots}")
 
     def __call__(self, domains: Tensor, labels: Tensor, seed: int) -> Tensor:
         """Draws the permutation."""
@@ -115,7 +115,7 @@ class LabelShift:
         for c in range(classes):
             members = (kind == c).nonzero().squeeze(1)
             ends = rng.dirichlet(np.full(slots, self.gamma)).cumsum() * len(members)
-            # Sample r of the class falls into the slot whose cumulated share covers r + 1/2.
+            # Sample r of the class goes into the slot whose cumulative share covers r + 1/2.
             slot[members] = torch.from_numpy(
                 np.searchsorted(ends, np.arange(len(members)) + 0.5).clip(max=slots - 1)
             )
@@ -127,7 +127,7 @@ class Bursts:
     """Mixed, with sudden runs of a single domain.
 
     Attributes:
-        length: Samples in a run.
+        length: Samples per run.
         share: The share of the stream that arrives in runs.
     """
 
@@ -151,13 +151,13 @@ class Bursts:
         while wanted >= 1:
             length = min(self.length, wanted)
             able = [d for d, pool in enumerate(pools) if len(pool) >= length]
-            if not able:  # only short remainders are left, and they are as good as mixed
+            if not able:  # only short remainders are left; they stay mixed
                 break
             d = able[int(torch.randint(len(able), (), generator=draw))]
             runs.append(pools[d][:length])
             pools[d] = pools[d][length:]
             wanted -= length
-        # A run is one item among the single samples that remain, and the items are shuffled.
+        # Each run counts as one item among the remaining samples, and the items are shuffled.
         sizes = torch.tensor([len(run) for run in runs] + [1] * sum(map(len, pools)))
         place = torch.randperm(len(sizes), generator=draw).repeat_interleave(sizes)
         return torch.cat([*runs, *pools])[place.argsort(stable=True)]
@@ -169,11 +169,11 @@ ORDERS: dict[str, type[Any]] = {
 
 
 def make_order(order: str | Order, **options: Any) -> Order:
-    """The order of that name, with its options; an order is passed through."""
+    """The order with this name and these options; an order object is returned as it is."""
     if not isinstance(order, str):
         return order
     if order not in ORDERS:
-        raise ValueError(f"unknown order {order!r}; {nearest(order, ORDERS)}")
+        raise ValueError(f"no order {order!r}; {nearest(order, ORDERS)}")
     try:
         made: Order = ORDERS[order](**options)
     except TypeError as error:
@@ -185,22 +185,22 @@ def make_order(order: str | Order, **options: Any) -> Order:
 
 
 def describe_order(order: Order) -> dict[str, Any]:
-    """Name and options of an order, for the protocol card."""
+    """The name and options of an order, for the protocol card."""
     return {"name": order.name, **asdict(order)}  # type: ignore[call-overload]
 
 
 def stratified(domains: Tensor, labels: Tensor, limit: int, seed: int) -> Tensor:
     """Draws `limit` samples in which every domain, and every class in it, keeps its proportion.
 
-    Systematic sampling: the samples are laid in a row, domain by domain and class by class, each
-    class shuffled, and every (N / limit)-th is taken from a random start. A stratum that lies
-    in one piece then contributes its exact proportion, rounded up or down.
+    Systematic sampling: the samples are lined up by domain and class, each class shuffled, and
+    every (N / limit)-th is taken from a random start. Each domain, and each class in it, then
+    contributes its exact proportion, rounded up or down.
 
     Args:
         domains: The domain of each sample, int64 [N].
         labels: The class of each sample, int64 [N].
         limit: How many to draw, at most N.
-        seed: Seeds a generator of its own.
+        seed: Seeds the draw.
 
     Returns:
         The positions drawn, ascending, int64 [limit].
@@ -212,7 +212,7 @@ def stratified(domains: Tensor, labels: Tensor, limit: int, seed: int) -> Tensor
         return torch.arange(n)
     draw = generator(seed)
     row = torch.randperm(n, generator=draw)
-    # Classes follow each other in a random order, or a small limit would always pick the same.
+    # Classes come in a random order, or a small limit would always pick the same ones.
     rank = torch.randperm(int(labels.max()) + 1, generator=draw)
     row = row[rank[labels[row]].argsort(stable=True)]
     row = row[domains[row].argsort(stable=True)]
@@ -222,7 +222,7 @@ def stratified(domains: Tensor, labels: Tensor, limit: int, seed: int) -> Tensor
 
 
 def generator(seed: int) -> torch.Generator:
-    """A generator of its own for a seed."""
+    """A new generator with this seed."""
     return torch.Generator().manual_seed(seed)
 
 

@@ -1,4 +1,4 @@
-"""From a picture to what the model expects, which the model's own config says best."""
+"""How an image becomes what the model expects, according to the model's own config."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Preprocess:
         mean: Mean by channel, for pixels in [0, 1].
         std: Standard deviation by channel.
         size: Height and width that the model sees.
-        crop_pct: The share of the resized picture that the crop keeps, along its side.
+        crop_pct: The share of the resized image's side that the crop keeps.
         crop_mode: "center" (keeps the aspect ratio), "squash" (does not) or "border" (pads), as in
             timm.
-        interpolation: How it is resized, by Pillow: "bilinear", "bicubic", ...
-        source: Where these come from, for the protocol card.
+        interpolation: How Pillow resizes it: "bilinear", "bicubic", ...
+        source: Where these values come from, for the protocol card.
     """
 
     mean: tuple[float, ...]
@@ -46,7 +46,7 @@ class Preprocess:
         for name in ("mean", "std"):
             values = tuple(float(v) for v in getattr(self, name))
             if len(values) != 3:
-                raise ValueError(f"{name} needs 3 numbers, one for each of R, G, B, got {values}")
+                raise ValueError(f"{name} must be 3 numbers (R, G, B), got {values}")
             object.__setattr__(self, name, values)
         object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
 
@@ -56,7 +56,7 @@ class Preprocess:
         return self.mean, self.std
 
     def transform(self) -> Transform:
-        """Resize and crop an RGB picture into a uint8 tensor [3, H, W]."""
+        """Resizes and crops an RGB image into a uint8 tensor [3, H, W]."""
         made: Transform = create_transform(
             input_size=(3, *self.size),
             interpolation=self.interpolation,
@@ -68,7 +68,7 @@ class Preprocess:
         return made
 
     def card(self) -> dict[str, Any]:
-        """All of it as plain JSON data."""
+        """All fields as plain JSON data."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
@@ -78,12 +78,13 @@ def preprocess_for(model: nn.Module | str | None, preprocess: Any = "model") -> 
     Args:
         model: A timm model or the name of one, a Hugging Face model whose image processor is in the
             local cache, or any other model if `preprocess` says what it expects.
-        preprocess: "model" takes all from the model's own config. "paper" resizes the shorter side
-            to 256 (bilinear) and crops 224, with the model's mean and std. Else a `Preprocess`,
-            torchvision weights or their transforms, or a Hugging Face image processor.
+        preprocess: "model" takes everything from the model's own config. "paper" resizes the
+            shorter side to 256 (bilinear) and crops 224, with the model's mean and std. Or a
+            `Preprocess`, torchvision weights or their transforms, or a Hugging Face image
+            processor.
 
     Raises:
-        ValueError: If the model's config is not known and none is given, or if the two disagree.
+        ValueError: If neither the model nor `preprocess` says what it expects, or they disagree.
     """
     if isinstance(preprocess, str):
         if preprocess not in ("model", "paper"):
@@ -114,7 +115,7 @@ def check_preprocess(model: nn.Module | str, preprocess: Preprocess) -> None:
     """Refuses a preprocessing that contradicts the model's own config.
 
     Raises:
-        ValueError: If mean and std differ, or the size, where the model takes only one.
+        ValueError: If mean, std or (for a model that takes only one) the size differ.
     """
     own = own_preprocess(model)
     if own is None:
@@ -123,16 +124,15 @@ def check_preprocess(model: nn.Module | str, preprocess: Preprocess) -> None:
         theirs, ours = getattr(own, name), getattr(preprocess, name)
         if any(abs(a - b) > 1e-3 for a, b in zip(theirs, ours, strict=True)):
             raise ValueError(
-                f"{_describe(model)} was trained with {name} {_short(theirs)}, but the pictures "
-                f"would be normalised with {name} {_short(ours)}: a fault of the pipeline that "
-                'looks like a distribution shift. Use preprocess="model" or "paper", which take '
-                "mean and std from the model; if it really was trained otherwise, correct its "
-                "pretrained_cfg."
+                f"{_describe(model)} was trained with {name} {_short(theirs)}, but the images "
+                f"would be normalised with {name} {_short(ours)}, a mistake that looks like a "
+                'distribution shift. Use preprocess="model" or "paper", which take mean and std '
+                "from the model; if the model's config is wrong, correct its pretrained_cfg."
             )
     fixed = _fixed_size(model)
     if fixed is not None and fixed != preprocess.size:
         raise ValueError(
-            f"{_describe(model)} takes pictures of {fixed[0]} x {fixed[1]} only, but they would be "
+            f"{_describe(model)} takes only images of {fixed[0]} x {fixed[1]}, but they would be "
             f'{preprocess.size[0]} x {preprocess.size[1]}. Use preprocess="model".'
         )
 
@@ -142,7 +142,7 @@ def own_preprocess(model: nn.Module | str) -> Preprocess | None:
     if isinstance(model, str):
         found = get_pretrained_cfg(model)
         if found is None:
-            raise ValueError(f"timm knows no model {model!r}")
+            raise ValueError(f"timm has no model {model!r}")
         return _from_timm(found.to_dict(), _describe(model), None)
     model = _unwrap(model)
     cfg = getattr(model, "pretrained_cfg", None)
@@ -153,7 +153,7 @@ def own_preprocess(model: nn.Module | str) -> Preprocess | None:
 
 
 def _from_timm(cfg: dict[str, Any], what: str, size: tuple[int, int] | None) -> Preprocess | None:
-    if not cfg.get("mean") or not cfg.get("std"):  # timm would fill in ImageNet's, which is a guess
+    if not cfg.get("mean") or not cfg.get("std"):  # timm would guess ImageNet's
         return None
     found = resolve_data_config(pretrained_cfg=cfg)
     return Preprocess(
@@ -211,7 +211,7 @@ def _from_processor(p: Any) -> Preprocess:
     edge, exact = part(p.size, "shortest_edge"), sides(p.size)
     crop_pct = getattr(p, "crop_pct", None)
     mode = "center"
-    if exact:  # resized to exactly that, then perhaps cropped
+    if exact:  # resized to exactly this size, then perhaps cropped
         mode, size, share = "squash", crop or exact, _share((crop or exact)[0], exact[0])
     elif edge and crop:
         size, share = crop, _share(crop[0], edge)
@@ -234,7 +234,7 @@ def _from_processor(p: Any) -> Preprocess:
 
 
 def _share(crop: int, resized: int) -> float:
-    """The crop_pct with which timm, which divides by it and rounds down, resizes to `resized`."""
+    """The crop_pct that makes timm, which divides by it and rounds down, resize to `resized`."""
     share = crop / resized
     return share if int(crop / share) == resized else crop / (resized + 0.5)
 
@@ -257,7 +257,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 def _fixed_size(model: nn.Module | str) -> tuple[int, int] | None:
-    """The only picture size the model takes, or None if it takes several."""
+    """The only image size that the model takes, or None if it takes several."""
     if isinstance(model, str):
         cfg = get_pretrained_cfg(model)
         if cfg is None or not cfg.fixed_input_size:
@@ -272,7 +272,9 @@ def _fixed_size(model: nn.Module | str) -> tuple[int, int] | None:
 
 def _describe(model: nn.Module | str) -> str:
     if isinstance(model, str):
-        found = get_pretrained_cfg(model)  # a bare name has meant other weights in other releases
+        found = get_pretrained_cfg(
+            model
+        )  # other timm releases may mean other weights by a bare name
         cfg = found.to_dict() if found else {"architecture": model}
     else:
         cfg = getattr(_unwrap(model), "pretrained_cfg", None) or {}

@@ -67,7 +67,7 @@ class Stream:
         order: "mixed", "continual", "gradual", "label_shift" or "bursts", or an order with its
             options, such as `LabelShift(gamma=0.01)`.
         seed: Seeds the order and the choice made by `limit`.
-        batch_size: Samples in a batch, at least 1.
+        batch_size: Samples per batch, at least 1.
         limit: Draws a subset of at most this many samples in which domains and classes keep their
             proportions.
         length: The same with exactly this many samples; an error if the domains have fewer.
@@ -210,7 +210,7 @@ class Stream:
                 if unread not in self.skipped:
                     self.skipped.append(unread)
                     warnings.warn(f"skipped: {unread.reason}", stacklevel=2)
-            if not len(batch):  # nothing of it could be read
+            if not len(batch):  # none of its images could be read
                 continue
             names = (self.domain_names[d] for d in batch.domains.unique().tolist())
             shown = ", ".join(names), _size(batch.images)

@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 def _styled(function: Callable[P, R]) -> Callable[P, R]:
-    """Runs a drawing function with our settings."""
+    """Runs a drawing function with our theme."""
 
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,7 +80,7 @@ def heat_map(
     longest = max((text_width(head, 8) for head in heads), default=0)
     turned = longest > room
     top = 0.12 + (0.17 if x else 0) + (0.16 + 0.66 * longest if turned else 0.16)
-    # A turned name leans over the right edge.
+    # A slanted name extends beyond the right edge.
     right = min(1.2, max(0.12, 0.7 * longest - room / 2)) if turned else 0.12
     height = tall * len(rows) + top + 0.62
     figure = canvas(height, left=left, right=right, top=top, bottom=0.62)
@@ -123,8 +123,7 @@ def _mesh(
 class _Numbers(Artist):
     """The numbers of a heat map, centred in its cells.
 
-    One artist instead of hundreds: as texts of their own they would take a third of the time of a
-    whole report.
+    One artist instead of hundreds: separate texts would take a third of the time of a report.
     """
 
     SIZE = 6.8
@@ -213,7 +212,7 @@ class Curve:
         y: Their values.
         sd: Their standard deviations, drawn as a band.
         color: Grey for a line in the background.
-        marker: Marks a few of its points, to be told apart without colour.
+        marker: Marks a few of its points, so that lines can be told apart without colour.
         dash: "-", "--", ":" or "-.".
         width: Width of the line.
     """
@@ -234,13 +233,13 @@ class Curve:
 
 
 def label_room(names: Sequence[str]) -> float:
-    """The margin that names at the ends of lines need, in inches."""
+    """The margin needed for names at the ends of lines, in inches."""
     widest = max((text_width(shortened(name, NAMES), LABEL) for name in names), default=0)
     return 0.2 + widest
 
 
 def draw_lines(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw lines, each with its name at its end instead of a legend."""
+    """Draw lines, each with its name at its end; there is no legend."""
     for curve in curves:
         x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
         axes.plot(
@@ -299,7 +298,7 @@ def _end_labels(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Sorted places moved as little as possible so that all are a gap apart."""
+    """Moves sorted places as little as possible so that neighbours are a gap apart."""
     places = list(wanted)
     for _ in range(60):
         moved = False
@@ -319,7 +318,7 @@ def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> lis
 
 
 def count_axis(axes: Any, label: str) -> None:
-    """An x axis that counts something."""
+    """Labels an x axis of counts."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -385,7 +384,7 @@ def _names_room(names: Sequence[str]) -> float:
 
 
 def name_axis(axes: Any, names: Sequence[str]) -> None:
-    """An x axis of names: as many as can be read."""
+    """Labels an x axis with names, as many as stay legible."""
     step = max(1, -(-len(names) // 14))
     shown = range(0, len(names), step)
     axes.set_xticks(

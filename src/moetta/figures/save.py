@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from moetta.figures.theme import look
 from moetta.files import write_atomically
 
-# Nothing that changes from one rendering to the next.
+# Leaves out what would change from one rendering to the next.
 METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "png": {"Software": None},
@@ -22,9 +22,9 @@ METADATA: dict[str, dict[str, None]] = {
 def render(figure: Figure, form: str) -> bytes:
     """A figure as svg, png or pdf; the same figure always gives the same bytes."""
     if form not in METADATA:
-        raise ValueError(f"a figure's form must be one of {', '.join(METADATA)}, got {form!r}")
+        raise ValueError(f"form must be one of {', '.join(METADATA)}, got {form!r}")
     out = io.BytesIO()
-    # A page gives its SVGs a background; other files are viewed on any.
+    # A page gives its SVGs a background; other files may be viewed on any.
     background = "none" if form == "svg" else "white"
     with look():
         figure.savefig(out, format=form, dpi=160, metadata=METADATA[form], facecolor=background)

@@ -9,10 +9,10 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-WIDTH = 4.6  # inches: the labels stay legible at a phone's width
+WIDTH = 4.6  # inches; labels stay legible on a phone
 INK, GRID, FAINT = "#23272e", "#dfe2e6", "#a9aeb6"
 
-# Colours and markers that can be told apart, also without the colours.
+# The markers tell lines apart where the colours cannot.
 PALETTE: tuple[tuple[str, str], ...] = (
     ("#0b5cad", "o"),
     ("#c2560c", "X"),
@@ -24,7 +24,7 @@ PALETTE: tuple[tuple[str, str], ...] = (
     ("#8c3b2a", "p"),
 )
 LIGHT_PAPER, DARK_PAPER = "#ffffff", "#14171c"
-CONTRAST = 3.0  # what WCAG asks of graphics
+CONTRAST = 3.0  # WCAG's minimum for graphics
 
 LOOK: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -58,7 +58,7 @@ LOOK: dict[Any, Any] = {
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Draw with our settings; the caller's are restored afterwards."""
+    """Draw with our theme; the caller's settings are restored afterwards."""
     with matplotlib.rc_context(LOOK):
         yield
 
@@ -74,7 +74,7 @@ def canvas(
 ) -> Figure:
     """An empty figure with margins in inches.
 
-    Fixed margins, because a layout engine that measures every text takes most of the time.
+    The margins are fixed because a layout engine that measures every text would be slow.
     """
     figure = Figure(figsize=(width, height))
     figure.subplots_adjust(
@@ -84,9 +84,9 @@ def canvas(
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is, in inches.
+    """The approximate width of a text, in inches.
 
-    Generous, since the reader's font may be wider than ours.
+    It errs on the wide side, since the reader's font may be wider than ours.
     """
     return len(text) * size * 0.6 / 72
 
@@ -97,7 +97,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def on_light(color: str) -> str:
-    """A colour darkened, if need be, until it stands out from white.
+    """A colour, darkened if necessary until it stands out from white.
 
     >>> on_light("#0b5cad"), contrast(on_light("#ffe119"), LIGHT_PAPER) >= CONTRAST
     ('#0b5cad', True)
@@ -106,8 +106,8 @@ def on_light(color: str) -> str:
 
 
 def on_dark(color: str) -> str:
-    """A colour lightened until it stands out from a dark page."""
-    # Beyond the bare minimum: thin lines in dark colours are hard to see.
+    """A colour, lightened if necessary until it stands out from a dark page."""
+    # More than the minimum, since thin dark lines are hard to see.
     return _moved(color, "#ffffff", DARK_PAPER, 2 * CONTRAST)
 
 

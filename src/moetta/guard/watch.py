@@ -12,8 +12,8 @@ from moetta.core.functional import entropy
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
 
 # The source model's mean confidence in answers that are overruled at random is its mean confidence
-# on all images; in answers that are overruled because they are doubtful it is about half of that
-# (0.55 to 0.6 of it while adaptation helps most). This is half-way.
+# on all images; in answers that are overruled because they are doubtful it is little more than half
+# of that. This is half-way; docs/guard.md says on what this was seen to work.
 OVERRULED = 0.75
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
 # both shipped ViTs on their classical streams. A factor of 2 is granted.

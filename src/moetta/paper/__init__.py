@@ -1,1 +1,1 @@
-"""The paper: what it ran, the figures it prints, and its experiments as grids of our own."""
+"""The paper: what it ran, its published results, and its experiments as grids of cells."""

@@ -1,4 +1,4 @@
-"""The paper's figures beside ours: what it prints for a comparison, and how its setup differs."""
+"""The paper's results next to ours: what it reports, and how its setup differs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COST_NOTE = "The paper's costs were measured with ViT-B/16 on ImageNet's potpour
 
 
 def published_for(runs: Iterable[Run]) -> dict[tuple[str, str], Published]:
-    """What the paper prints for each model and stream among the runs, or for their counterparts."""
+    """What the paper reports for each model and stream of the runs, or for their counterparts."""
     found: dict[tuple[str, str], Run] = {}
     for run in runs:
         found.setdefault((run.model, run.stream), run)

@@ -1,4 +1,4 @@
-"""What the paper ran and the figures it prints, as data."""
+"""What the paper ran and its published results, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHODS = ("noadapt", "tent", "eata", "cotta", "sar", "deyo", "mgtta", "becotta"
 """The paper's methods, in the order of its tables."""
 PROPOSED = "moetta"
 """The method the paper proposes."""
-# Full names: timm has changed the weights behind bare names over the years.
+# Full names, since timm has changed the weights behind bare names over the years.
 PAPER_MODELS = {
     "vit_base_patch16_224.augreg2_in21k_ft_in1k": "vit_base",
     "convnext_base.fb_in22k_ft_in1k": "convnext_base",
@@ -33,7 +33,7 @@ def published() -> dict[str, Any]:
 
 
 def by_method(table: dict[str, Any], name: str, method: str) -> float | None:
-    """A method's figure in a table's row; None where the paper prints none.
+    """A method's value in a row of a table; None if the paper does not give one.
 
     >>> by_method(published()["table1"]["vit_base"], "classical", "moetta")
     67.2
@@ -46,7 +46,7 @@ def by_method(table: dict[str, Any], name: str, method: str) -> float | None:
 
 
 def counterpart(model: str) -> str | None:
-    """The paper's model of the same family as a model, if there is one.
+    """The model in the paper that corresponds to a model, if there is one.
 
     >>> counterpart("digits-convnext"), counterpart("vit_tiny_patch16_224"), counterpart("resnet50")
     ('convnext_base', 'vit_base', None)

@@ -26,16 +26,16 @@ def write(
     title: str | None = None,
     figures: Sequence[str] = ("svg",),
 ) -> Path:
-    """Write a report of the runs: the page, and beside it all figures and tables as files.
+    """Write a report of the runs: the page, and next to it all figures and tables as files.
 
     Args:
         runs: What to report, as `moetta.results.load_runs` returns it.
         out: The page.
-        problems: What could not be read; the page lists it.
-        published: Printed figures to set beside ours, by model and stream.
+        problems: What could not be read; listed on the page.
+        published: Published results to compare with ours, by model and stream.
         allow_mixed: Accept runs with different protocols, and mark them.
         title: The page's title; by default it names the streams.
-        figures: The forms of the figures' files: svg, png, pdf.
+        figures: File formats of the figures: svg, png, pdf.
 
     Returns:
         The page's path.
@@ -62,7 +62,7 @@ def files_beside(out: Path) -> Path:
 
 
 def _write(report: Report, out: Path) -> None:
-    """Move complete files into place, the page last."""
+    """Write all files elsewhere, then move them into place, the page last."""
     contents: dict[str, bytes] = {}
     for table in report.tables:
         for extension, form in FORMS.items():

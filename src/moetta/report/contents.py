@@ -26,7 +26,9 @@ METHOD = Column("Method")
 ACCURACY = Column(
     "Accuracy", "%", best="high", explain="top-1, before each update; mean and sd over seeds"
 )
-PAPER = Column("Paper", "%", explain="what the paper prints for the corresponding model and stream")
+PAPER = Column(
+    "Paper", "%", explain="what the paper reports for the corresponding model and stream"
+)
 DIFFERENCE = Column("Difference", "points", explain="our mean minus the paper's")
 
 NOTHING = Published()
@@ -42,7 +44,7 @@ def overview(
     comparisons: Sequence[Comparison],
     published: Mapping[tuple[str, str], Published] | None = None,
 ) -> Table:
-    """One model on several streams: one row per method, ours beside the paper's."""
+    """One model on several streams: one row per method, our results next to the paper's."""
     printed = [(published or {}).get((c.model, c.stream), NOTHING) for c in comparisons]
     columns = [METHOD]
     for comparison in comparisons:
@@ -175,7 +177,7 @@ def _quarter(group: Group, place: int) -> Stat | None:
 
 
 def costs(comparison: Comparison, published: Published = NOTHING) -> Table:
-    """What the accuracy costs, beside the paper's figures."""
+    """What the methods cost, next to the paper's costs."""
     columns = [
         METHOD,
         Column("Time", "% of no adaptation", 0, explain="measured in the same run"),

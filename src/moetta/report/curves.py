@@ -10,7 +10,7 @@ import numpy as np
 from moetta.report.frames import Frames
 from moetta.results import BASELINE, Comparison, Group, Run
 
-WINDOW = 1000  # images that a point should stand for
+WINDOW = 1000  # images per point, roughly
 POINTS = 40
 
 Array = np.ndarray

@@ -19,7 +19,7 @@ class Frames:
     problems: list[Problem] = field(default_factory=list)
 
     def read(self, run: Run, name: str) -> pl.DataFrame | None:
-        """A table of a run; None, with a problem noted, where it cannot be used."""
+        """A table of a run; None if it cannot be used, and then the problem is noted."""
         try:
             return run.frame(name)
         except (ValueError, OSError) as error:

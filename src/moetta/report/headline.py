@@ -1,4 +1,4 @@
-"""The result in plain sentences: who wins, by how much, at what cost, and how sure that is."""
+"""The result in plain sentences: which method wins, by how much, at what cost, how surely."""
 
 from __future__ import annotations
 

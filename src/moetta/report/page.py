@@ -1,4 +1,4 @@
-"""The page: tables, figures and words in one HTML file that needs nothing else."""
+"""The page: tables, figures and text in one HTML file that needs no other."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def build(
     Args:
         comparisons: What to show.
         problems: What could not be read.
-        files: The folder beside the page, as links name it.
+        files: The folder next to the page, as links name it.
         title: The page's title.
-        published: Printed figures to set beside ours, by model and stream.
-        figures: The forms of the figures' files.
+        published: Published results to compare with ours, by model and stream.
+        figures: File formats of the figures.
     """
     printed = [published.get((c.model, c.stream), contents.NOTHING) for c in comparisons]
     by_model: dict[str, list[Comparison]] = {}

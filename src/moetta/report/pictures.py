@@ -1,4 +1,4 @@
-"""Figures as parts of the page: named, described, in the page's colours."""
+"""Figures as parts of the page, with names, descriptions and the page's colours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from moetta.figures import FAINT, GRID, INK, PALETTE, on_dark, on_light, render
 from moetta.results import BASELINE, Group
 
-LEADERS = 5  # groups drawn in colour beside the source model; more would hide each other
+LEADERS = 5  # groups drawn in colour besides the source model; more would hide each other
 # Colours that the page replaces, so that figures follow its light or dark theme.
 THEMED = {INK: "currentColor", GRID: "var(--grid)", FAINT: "var(--faint)"}
 
@@ -39,7 +39,7 @@ class Picture:
         name: Its file name without extension.
         title: The heading above it.
         caption: What it shows, in one or two sentences.
-        alt: The same for those who cannot see it, with the important numbers.
+        alt: The same for readers who cannot see it, with the important numbers.
         figure: What is drawn.
         colors: What its colours become on a dark page.
         other: Another view of the same, shown on demand.
@@ -74,7 +74,7 @@ def leaders(groups: Sequence[Group], most: int = LEADERS + 1) -> list[Group]:
 
 
 def styles(groups: Collection[Group]) -> dict[str, Style]:
-    """A style for each label: the method's own where the card has one, else from the palette."""
+    """A style per label: the one on the method's card if there is one, else from the palette."""
     found: dict[str, Style] = {}
     for group in groups:
         style = None if group.variant or group.protocol else _own_style(group)
@@ -89,7 +89,7 @@ def styles(groups: Collection[Group]) -> dict[str, Style]:
 
 
 def _own_style(group: Group) -> Style | None:
-    """How the method's registration asks to be drawn; None if it does not say."""
+    """The style that the method's registration asks for; None if it asks for none."""
     drawn = group.first.drawn
     light = _color(drawn.get("light") or drawn.get("color"))
     if light is None:

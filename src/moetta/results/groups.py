@@ -14,13 +14,13 @@ from typing import Any
 from moetta.results.runs import Run, number
 
 BASELINE = "noadapt"
-"""The method that every run is measured against: the source model as it is."""
+"""The method that every run is compared with: the source model, not adapted."""
 SHOWN_DIFFERENCES = 6
 
 
 @dataclass(frozen=True)
 class Stat:
-    """A figure over seeds."""
+    """A number over seeds."""
 
     values: tuple[float, ...]
 
@@ -76,7 +76,7 @@ class Group:
         return tail if dot else self.label
 
     def stat(self, *path: str, scale: float = 1.0, complete: bool = False) -> Stat | None:
-        """A figure of the summaries, found by its keys; None if no run has it.
+        """A number from the summaries, found by its keys; None if no run has it.
 
         With `complete`, None unless every run has it.
         """
@@ -103,7 +103,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What one table may compare: the groups of one model on one stream.
+    """What one table compares: the groups of one model on one stream.
 
     Attributes:
         model: The model's name.
@@ -124,13 +124,13 @@ class Comparison:
 
     @property
     def unadapted(self) -> Group | None:
-        """The source model's own runs in the main protocol, if there are any."""
+        """The runs of the source model in the main protocol, if there are any."""
         found = (g for g in self.groups if g.method == BASELINE and g.protocol == 0)
         return next(found, None)
 
     @cached_property
     def baseline(self) -> Stat | None:
-        """The source model's accuracy in %: from its own runs, else as the other runs measured it.
+        """The source model's accuracy in %, from its runs or else as the other runs measured it.
 
         The other runs may have shown it only some of their batches.
         """
@@ -186,7 +186,7 @@ def aggregate(runs: Iterable[Run]) -> list[Group]:
 
 
 def compare(runs: Iterable[Run], *, allow_mixed: bool = False) -> list[Comparison]:
-    """One comparison for each model and stream, sorted by name.
+    """One comparison per model and stream, sorted by name.
 
     Raises:
         ValueError: Runs of one model on one stream differ in protocol, and `allow_mixed` is off.
@@ -221,7 +221,7 @@ def _by_protocol(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _labelled(groups: Sequence[Group], protocol: int) -> list[Group]:
-    """Groups with unique labels; the settings that differ are added to equal ones."""
+    """Groups with unique labels: where labels are equal, the settings that differ are added."""
     families: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         families[group.label].append(group)
@@ -280,7 +280,7 @@ def _short(value: Any) -> str:
 
 
 def spread(a: Stat, b: Stat) -> float | None:
-    """The sd of the difference of two runs, one of each; None unless both have several seeds."""
+    """The sd of the difference between a run of each; None unless both have several seeds."""
     if a.sd is None or b.sd is None:
         return None
     return math.hypot(a.sd, b.sd)

@@ -1,4 +1,4 @@
-"""Figures printed elsewhere, as plain data to set beside our own."""
+"""Published results, as plain data to compare ours with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed figure, with its standard deviation if it has one."""
+    """A published number, with its standard deviation if there is one."""
 
     mean: float
     sd: float | None = None
@@ -16,7 +16,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Published:
-    """What a publication prints for one model on one stream, or for their counterparts.
+    """What a publication reports for one model on one stream, or for their counterparts.
 
     Attributes:
         accuracy: Accuracy in %, by method and variant.

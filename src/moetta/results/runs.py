@@ -153,7 +153,7 @@ class Run:
 
 
 def number(run: Run, *path: str) -> float | None:
-    """A figure of the summary, found by its keys from the outside in; None if absent or not finite.
+    """A number from the summary, found by its keys, outermost first; None if absent or not finite.
 
     >>> number(Run(Path(), {}, {"cost": {"seconds": 2}}), "cost", "seconds")
     2.0
@@ -182,7 +182,7 @@ def protocol_key(card: Mapping[str, Any]) -> str:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders among and below the given folders, sorted, each once.
+    """The run folders at or below the given folders, sorted, without repetition.
 
     Raises:
         FileNotFoundError: A path does not exist or is not a folder.
@@ -247,7 +247,7 @@ def _read(path: Path, needed: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def load_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
-    """All finished runs among and below these folders, and the folders that were left out.
+    """All finished runs at or below these folders, and the folders that were left out.
 
     A run that was repeated counts once: the newest.
 
@@ -271,7 +271,7 @@ def load_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
 
 
 def newest(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
-    """Of repeated runs the newest; and the others, each with the one that replaces it."""
+    """The newest of repeated runs, and the older ones, each with the one that replaces it."""
     last: dict[tuple[tuple[str, ...], int], Run] = {}
     runs = list(runs)
     for run in sorted(runs, key=lambda run: str(run.card.get("created") or "")):
@@ -281,5 +281,5 @@ def newest(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
 
 
 def brief(error: Exception, folder: Path) -> str:
-    """The first line of a message without the folder, which the reader knows already."""
+    """The first line of a message, without the folder, which the reader already knows."""
     return str(error).replace(f"{folder}{os.sep}", "").splitlines()[0]

@@ -79,17 +79,17 @@ class Table:
 
 
 def entry(stat: Stat | None) -> Entry:
-    """A figure over seeds: mean and standard deviation."""
+    """A number over seeds, as mean and standard deviation."""
     return Entry(None) if stat is None else Entry(stat.mean, stat.sd)
 
 
 def mean_only(stat: Stat | None) -> Entry:
-    """A figure whose spread over seeds means nothing."""
+    """A number over seeds, as its mean only, where the spread means nothing."""
     return Entry(None) if stat is None else Entry(stat.mean)
 
 
 def beside(ours: Group | None, printed: Printed | None) -> list[Entry]:
-    """Three entries: our accuracy, the printed one and the difference."""
+    """Three entries: our accuracy, the published one and the difference."""
     mine = None if ours is None else ours.accuracy
     gap = None if mine is None or printed is None else mine.mean - printed.mean
     theirs = Entry(None) if printed is None else Entry(printed.mean, printed.sd)

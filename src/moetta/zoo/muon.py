@@ -1,9 +1,9 @@
-"""Muon: momentum whose matrix updates are made orthogonal (K. Jordan and others, 2024).
+"""Muon: momentum with orthogonalised matrix updates (K. Jordan and others, 2024).
 
-AdamW spends most of a short training on a few directions of each weight matrix; Muon moves all of
-them alike. On CIFAR-10 the same network then needs far fewer steps (``docs/embedded.md``).
-PyTorch's own class takes two-dimensional parameters only; here a convolution counts as the matrix
-of its flattened filters.
+In a short training AdamW mostly moves a few directions of each weight matrix; Muon moves all of
+them alike, and the same network needs far fewer steps on CIFAR-10 (``docs/embedded.md``). PyTorch's
+Muon takes two-dimensional parameters only; here a convolution counts as the matrix of its flattened
+filters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalised(matrix: Tensor, rounds: int = 5) -> Tensor:
-    """About U V' for a matrix U S V', without a decomposition."""
+    """Approximates U V' for a matrix U S V', without decomposing it."""
     a, b, c = _QUINTIC
     x = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
@@ -31,8 +31,8 @@ def orthogonalised(matrix: Tensor, rounds: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised, with decoupled weight decay.
 
-    Updates have AdamW's usual size (a root mean square of about 0.2 ``lr``), so that one learning
-    rate suits both.
+    Updates are about as large as AdamW's (a root mean square of about 0.2 ``lr``), so that one
+    learning rate suits both.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon suits a parameter: matrices inside the network, not its head or embeddings.
+    """Whether Muon updates a parameter: matrices, except the head's and the embeddings.
 
     A depthwise convolution is a stack of small filters, not a matrix.
     """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def _stem_layers(in_chans: int, widths: Sequence[int], convs: int) -> list[tuple[int, int, int]]:
-    """Channels in and out and the stride of each convolution; the first at a size halves it."""
+    """Channels in, channels out and stride of each convolution; the first per size halves it."""
     channels = [in_chans, *(width for width in widths for _ in range(convs))]
     return [(a, b, 1 if i % convs else 2) for i, (a, b) in enumerate(pairwise(channels))]
 
@@ -25,8 +25,8 @@ class ConvStem(nn.Module):
 
     Small vision transformers learn far faster from few images when the first layers are
     convolutions. At each size the first convolution has stride 2, and ``convs - 1`` more follow.
-    With ``normed``, a LayerNorm over the channels follows each convolution: the nearer a norm layer
-    is to the pixels, the more of a photometric shift it can undo.
+    With ``normed``, a LayerNorm over the channels follows each convolution: a norm layer close to
+    the pixels can undo more of a photometric shift.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ConvStem(nn.Module):
         self.norms = nn.ModuleList(norm(out) for _, out, _ in layers)
 
     def feat_ratio(self) -> tuple[int, int]:
-        """How many pixels a token spans; timm calls this."""
+        """How many pixels a token covers; called by timm."""
         return self.patch_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class ConvNeXtShape:
     def _convolutions(self) -> nn.Sequential:
         if self.stem_widths[-1] != self.dims[0]:
             raise ValueError(
-                f"stem_widths must end in dims[0], {self.dims[0]}, got {self.stem_widths}"
+                f"stem_widths must end with dims[0] = {self.dims[0]}, got {self.stem_widths}"
             )
         layers: list[nn.Module] = []
         for width, out, stride in _stem_layers(3, self.stem_widths, self.stem_convs):

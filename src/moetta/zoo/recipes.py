@@ -1,4 +1,4 @@
-"""The recipes of the shipped models: what network is trained, on what data, and how.
+"""The recipes of the shipped models: which network is trained, on which data, and how.
 
 A recipe holds everything that training depends on, so that a weights file and the recipe it came
 from can be compared field by field (see `moetta.zoo.shipped_models`).
@@ -55,8 +55,8 @@ class Recipe:
     label_smoothing: float = 0.05
     ema: float = 0.999
     parts: bool = False
-    """Adds the cross-entropies of the tens and of the units, from the same logits. Each of the
-    hundred classes is rare but its digits are common, so a ViT starts to learn far sooner."""
+    """Adds the cross-entropies of the tens and of the units, from the same logits. Each of the 100
+    classes is rare but its digits are common, so a ViT starts to learn much sooner."""
     seed: int = 0
     augment: Augment = field(default_factory=Augment)
 

@@ -19,11 +19,11 @@ _WEIGHTS = files("moetta.zoo").joinpath("weights")
 
 
 def _file(name: str, ending: str) -> Traversable:
-    recipe(name)  # refuses a wrong name with the nearest right ones
+    recipe(name)  # refuses an unknown name
     found = _WEIGHTS.joinpath(f"{name}.{ending}")
     if not found.is_file():
         raise FileNotFoundError(
-            f"this installation has no weights for {name}; train the model into its place: "
+            f"this installation has no weights for {name}; train the model: "
             f"moetta train-model {name} --out {_WEIGHTS}"
             + (" --data FOLDER" if recipe(name).data in SMALL_SETS else "")
         )
@@ -36,7 +36,7 @@ def available() -> list[str]:
 
 
 def card(name: str) -> dict[str, Any]:
-    """How a model was trained and how good it is: recipe, hash of its weights, accuracies."""
+    """How a model was trained and how accurate it is: recipe, hash of the weights, accuracies."""
     found: dict[str, Any] = json.loads(_file(name, "json").read_text())
     return found
 
@@ -48,7 +48,7 @@ def load(name: str, device: str | torch.device = "cpu") -> nn.Module:
     check the preprocessing.
 
     Raises:
-        ValueError: There is no such model, or its weights are not those that its card describes.
+        ValueError: There is no such model, or its weights do not match its card.
     """
     data = _file(name, "safetensors").read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != card(name)["sha256"]:
@@ -61,7 +61,9 @@ def load(name: str, device: str | torch.device = "cpu") -> nn.Module:
 
 def assemble(made_by: Recipe, weights: dict[str, torch.Tensor]) -> nn.Module:
     """The recipe's network with these weights, in float32 and eval mode."""
-    with torch.random.fork_rng(devices=[]):  # initial weights must not move the global generator
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # the initial weights must not advance the global generator
         model = made_by.shape.build(made_by.classes)
     model.load_state_dict({key: value.float() for key, value in weights.items()})
     model.pretrained_cfg = preprocessing(made_by)  # type: ignore[assignment]
@@ -69,7 +71,7 @@ def assemble(made_by: Recipe, weights: dict[str, torch.Tensor]) -> nn.Module:
 
 
 def preprocessing(made_by: Recipe) -> dict[str, Any]:
-    """What the model expects of its images, in the form of timm's configs."""
+    """The preprocessing that the model expects, in the form of timm's configs."""
     return {
         "architecture": made_by.name,
         "tag": "moetta",

@@ -60,7 +60,7 @@ def train_model(
             raise ValueError(f"steps must be 1 to {made_by.steps}, got {steps}")
         made_by = replace(made_by, steps=steps)
     if made_by.data in SMALL_SETS:
-        _photos(made_by, data, "test")  # missing test images must not show after hours of training
+        _photos(made_by, data, "test")  # fail now rather than after hours of training
     batches = training_batches(made_by, data)
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / f"{made_by.name}.checkpoint.safetensors"
@@ -92,14 +92,14 @@ def _photos(
         raise ValueError(f"{made_by.name} is trained on {title}: name its folder with --data")
     domain = small_set(made_by.data, data, split)
     images = domain.images
-    if isinstance(images, ImageFiles):  # one cannot be read; reading them again says which
+    if isinstance(images, ImageFiles):  # some image cannot be read; reading them again names it
         images = images.in_memory()
     assert isinstance(images, Tensor)
     return images, domain.labels
 
 
 def finish(trainer: Trainer, out: Path, data: Path | None = None) -> dict[str, Any]:
-    """Writes the averaged weights as float16, and the card with the accuracy of just these."""
+    """Writes the averaged weights as float16, and a card with the accuracy of these weights."""
     made_by = trainer.recipe
     weights = {key: value.half().contiguous() for key, value in trainer.average.items()}
     raw = to_bytes(weights)

@@ -1,7 +1,7 @@
 """Trains a model from its recipe, reproducibly and resumably.
 
-Every random draw of step ``t`` comes from a generator seeded with (recipe seed, t): a training that
-was killed and resumed sees the same batches, augmentations and dropped paths as one that was not.
+Every random draw of step ``t`` comes from a generator seeded with (recipe seed, t), so a resumed
+training sees the same batches, augmentations and dropped paths as one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Report = Callable[[int, float], None]
 
 
 def step_seed(seed: int, step: int) -> int:
-    """A seed for a step, unlike those of its neighbours and of other recipes."""
+    """A seed for a step, different from those of other steps and recipes."""
     return (seed * 0x9E3779B1 + step * 0x85EBCA6B + 0x27D4EB2F) % 2**63
 
 
 def normalise(images: Tensor, recipe: Recipe) -> Tensor:
-    """Uint8 pixels to the input of the recipe's model."""
+    """Turns uint8 pixels into the input of the recipe's model."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
     return (images.float() / 255 - mean) / std
 
@@ -82,7 +82,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def objective(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """Cross-entropy; with ``parts``, also those of the marginals over tens and units."""
+    """Cross-entropy; with ``parts``, plus the cross-entropies of the tens and of the units."""
     loss = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
     if recipe.parts:
         joint = logits.log_softmax(1).view(-1, 10, 10)
@@ -198,10 +198,10 @@ class Trainer:
 
 
 def epochs(images: Tensor, labels: Tensor, batch_size: int, seed: int) -> Batches:
-    """Batches of a data set in memory: each epoch a new permutation, short batches dropped."""
+    """Batches of a data set in memory: a new permutation per epoch, short batches dropped."""
     per_epoch = len(images) // batch_size
     if per_epoch == 0:
-        raise ValueError(f"a batch needs {batch_size} images, got only {len(images)}")
+        raise ValueError(f"a batch needs {batch_size} images, but there are only {len(images)}")
     order: tuple[int, Tensor] = (-1, labels)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:

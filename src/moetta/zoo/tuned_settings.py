@@ -17,7 +17,7 @@ def _table() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def tuned(model: str, method: str) -> dict[str, Any]:
-    """Fields for ``moetta.adapt(model, method, **fields)``; empty if none were searched for.
+    """Fields for ``moetta.adapt(model, method, **fields)``; empty if none were tuned.
 
     They were chosen by ``benchmarks/tune.py`` on the four extra corruptions, which no test stream
     contains.

@@ -1,4 +1,4 @@
-"""The corruptions of ImageNet-C and CIFAR-10-C on whole batches, random by sample.
+"""The corruptions of ImageNet-C and CIFAR-10-C, on whole batches, with random draws per image.
 
 ```python
 noisy = corrupt(images, "gaussian_noise", severity=3, index=range(len(images)))
@@ -22,8 +22,8 @@ __all__ = ["ALL", "CLASSICAL", "EXTRA", "MIN_SIDE", "check_name", "corrupt"]
 
 MIN_SIDE = 28
 _SMALL_SIDE = 64
-# On the CPU a batch is done in parts of so many values, which stay in a core's cache; where there
-# is little to do with each value, the fixed cost of a part counts for more.
+# On the CPU a batch is split into parts of this many values, which fit in a core's cache. Where
+# there is little work per value, larger parts spread the fixed cost of each.
 _PART = 1 << 19
 _PARTS = {"pixelate": 1 << 22, "jpeg_compression": 1 << 22}
 
@@ -54,7 +54,7 @@ def check_name(name: str) -> None:
     """Refuse an unknown corruption.
 
     Raises:
-        ValueError: With the names that come nearest.
+        ValueError: If there is no such corruption; names the nearest.
     """
     if name not in _FUNCTIONS:
         hint = nearest(str(name).lower().replace("-", "_"), ALL)
@@ -74,18 +74,19 @@ def corrupt(
 ) -> Tensor:
     """Corrupt a batch.
 
-    The result for a sample depends on its pixels, its `index` and `seed` only: not on the batch it
-    is in, its place there, or the device (there up to float rounding).
+    The result for an image depends only on its pixels, its `index` and `seed`: not on its batch,
+    its place in the batch, or (up to float rounding) the device.
 
     Args:
         images: uint8 [B, 3, H, W] on any device; H and W at least 28, not necessarily equal.
         name: One of `ALL`.
         severity: 1 (mild) to 5.
-        index: The global number of each sample, of length B; non-negative.
-        seed: Another seed, another draw for every sample.
-        constants: Whose severities: ImageNet-C's, CIFAR-10-C's, or, for "auto", CIFAR-10-C's
-            where the shorter side has at most 64 pixels.
-        frost_folder: The folder of ImageNet-C's six frost photographs; procedural ice without it.
+        index: Each image's number in its data set, of length B; not negative.
+        seed: Seeds the random draws.
+        constants: Whose severities to use: ImageNet-C's ("imagenet"), CIFAR-10-C's ("cifar"), or
+            CIFAR-10-C's if the shorter side has at most 64 pixels and else ImageNet-C's ("auto").
+        frost_folder: The folder of ImageNet-C's six frost photographs; by default frost is
+            procedural.
 
     Returns:
         uint8 [B, 3, H, W] on the device of `images`.
@@ -154,9 +155,9 @@ def _check_index(index: Tensor | Sequence[int], count: int) -> Tensor:
         raise ValueError(f"index must hold integers, got {numbers.dtype}")
     if numbers.shape != (count,):
         raise ValueError(
-            f"index must hold one sample number for each of the {count} images, "
+            f"index must hold one number for each of the {count} images, "
             f"got shape {list(numbers.shape)}"
         )
     if count and int(numbers.min()) < 0:
-        raise ValueError("index must not be negative: number the samples from 0")
+        raise ValueError("index must not be negative; number the images from 0")
     return numbers.to("cpu", torch.int64)

@@ -37,12 +37,12 @@ def zoom_blur(images: Tensor, job: Job) -> Tensor:
 
 
 def glass_blur(images: Tensor, job: Job) -> Tensor:
-    """Blur, replace every pixel by a random near one, blur again."""
+    """Blur, replace each pixel by a random neighbour, blur again."""
     sigma, reach, rounds = job.setting
     soft = to_bytes(filters.gaussian(images.float(), sigma))
     source = _glass_sources(job, 0, reach, soft.shape)
     for turn in range(1, rounds):
-        # A later round reads the picture that the earlier ones left.
+        # Each round reads the image that the one before it left.
         source = source.index_select(0, _glass_sources(job, turn, reach, soft.shape))
     mixed = torch.empty(images.shape, device=images.device)
     for channel in range(images.shape[1]):
@@ -54,11 +54,11 @@ def glass_blur(images: Tensor, job: Job) -> Tensor:
 def _glass_sources(job: Job, turn: int, reach: int, shape: torch.Size) -> Tensor:
     """int32 [B*H*W]: the pixel (numbered over the batch) whose colour each has after one round.
 
-    The original walks the picture from its last pixel to its first and lets each take the colour
-    that a random near pixel has at that moment (it means to swap, but assigns through views, so
-    that the near pixel keeps its own). The colour is the near pixel's old one if the walk has not
-    passed there yet, else the one it took itself: a chain that always leads to a later pixel, and
-    ends at an old colour. All chains are followed at once by doubling: about log2 of the longest.
+    The original goes through the image from the last pixel to the first and gives each the colour
+    that a random neighbour has at that moment. (It means to swap the two, but assigns through
+    views, so the neighbour keeps its colour.) That colour is the neighbour's old one if it has not
+    been visited yet, else the one it took: a chain that always leads to later pixels and ends at
+    an old colour. All chains are followed at once by doubling, in about log2(longest) steps.
     """
     batch, _, height, width = shape
     bits = job.streams.bits(height * width, draw=turn).view(batch, height, width)
@@ -71,13 +71,13 @@ def _glass_sources(job: Job, turn: int, reach: int, shape: torch.Size) -> Tensor
     )
     walked = torch.zeros(bits.shape, dtype=torch.bool, device=bits.device)
     walked[inner] = True
-    # Two times 16 bits make two whole numbers in -reach .. reach - 1.
+    # Each half of the 32 bits gives a whole number in -reach .. reach - 1.
     word = bits[inner]
     shift = (((word >> 16) & 0xFFFF) * (2 * reach) >> 16) - reach
     shift.mul_(width).add_(((word & 0xFFFF) * (2 * reach) >> 16) - reach)
     near = place.clone()
     near.view(bits.shape)[inner] += shift
-    # Old colours are the nodes count .. 2 * count - 1, each its own successor.
+    # Old colours are the nodes count .. 2 * count - 1, each followed by itself.
     pending = (near > place).logical_and_(walked.view(-1).index_select(0, near))
     follow = torch.cat([torch.where(pending, near, near + count), place + count])
     chains = follow[:count]

@@ -1,13 +1,13 @@
-"""The severities: the five settings of each corruption, for large images and for 32-pixel ones.
+"""The five settings of each corruption, one per severity, for large and for 32-pixel images.
 
 The numbers are those of ImageNet-C and CIFAR-10-C (Hendrycks and Dietterich, 2019). Elastic
-transform's are given as fractions of the image's shorter side, as CIFAR-10-C states them;
-ImageNet-C wrote 244 for 224, which is kept.
+transform's are fractions of the image's shorter side, as in CIFAR-10-C; ImageNet-C's 244, written
+for 224, is kept.
 """
 
 from typing import Any, Literal
 
-Settings = tuple[Any, ...]  # five, one a severity
+Settings = tuple[Any, ...]  # five, one per severity
 
 CLASSICAL: tuple[str, ...] = (
     "gaussian_noise",

@@ -1,4 +1,4 @@
-"""What every corruption is given, and how its result becomes bytes."""
+"""What each corruption gets as input, and how its result becomes bytes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from moetta.data.corruptions.rng import Streams
 
 @dataclass(frozen=True)
 class Job:
-    """One corruption at one severity for some samples: its settings and its random streams."""
+    """One corruption at one severity for some images: its settings and its random streams."""
 
     setting: Any
     streams: Streams
@@ -22,9 +22,9 @@ class Job:
 
 
 def to_bytes(levels: Tensor) -> Tensor:
-    """Float levels (0 .. 255, a scratch tensor) to uint8, cut to the range and truncated.
+    """Clamps float levels to 0 .. 255 and truncates them to uint8; overwrites its input.
 
-    The original truncates. A value that is a whole number in exact arithmetic must not fall to the
-    one below by rounding in its last bit, which would differ between devices: hence the small lift.
+    The original truncates. The small offset keeps values that are whole numbers in exact arithmetic
+    from dropping to the next lower one by a rounding error, which differs between devices.
     """
     return levels.add_(1e-3).clamp_(0, 255).to(torch.uint8)

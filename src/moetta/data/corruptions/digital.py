@@ -15,18 +15,18 @@ from moetta.data.corruptions.core import Job, to_bytes
 
 
 def brightness(images: Tensor, job: Job) -> Tensor:
-    """Raise HSV's value: every channel grows with the largest one, hue and saturation stay."""
+    """Raise the value in HSV: all channels scale with the largest; hue and saturation stay."""
     value = torch.arange(256, dtype=torch.float64, device="cpu")
     raised = (value + 255 * job.setting).clamp(max=255)
     gain = (raised / value.clamp(min=1)).float().to(images.device)
     top = images.amax(1, keepdim=True)
     levels = images * gain[top.int()]
-    # Black has no hue: it turns grey.
+    # Black has no hue, so it turns grey.
     return to_bytes(levels.masked_fill_(top == 0, float(raised[0])))
 
 
 def saturate(images: Tensor, job: Job) -> Tensor:
-    """Scale HSV's saturation: every channel's distance from the largest one."""
+    """Scale the saturation in HSV: each channel's distance from the largest."""
     factor, offset = job.setting
     levels = images.float()
     top = levels.amax(1, keepdim=True)
@@ -34,15 +34,15 @@ def saturate(images: Tensor, job: Job) -> Tensor:
     spread = depth.amax(1, keepdim=True)
     saturation = spread / top.clamp(min=1)
     wanted = (saturation * factor + offset).clamp_(0, 1)
-    # A grey pixel counts as hue 0, red: the other two channels sink.
+    # Grey counts as hue 0, red, so the other two channels drop.
     red = torch.tensor([0.0, 1.0, 1.0], device=images.device).view(1, 3, 1, 1)
     share = torch.where(spread > 0, depth / spread.clamp(min=1), red)
     return to_bytes(top - top * wanted * share)
 
 
 def contrast(images: Tensor, job: Job) -> Tensor:
-    """Move every value towards its channel's mean."""
-    # An integer sum is the same in every order.
+    """Move each value towards its channel's mean."""
+    # A sum of integers does not depend on their order.
     pixels = images.shape[-1] * images.shape[-2]
     mean = images.sum((2, 3), keepdim=True, dtype=torch.int64).cpu().double() / pixels
     offset = (mean * (1 - job.setting)).float().to(images.device)
@@ -50,12 +50,12 @@ def contrast(images: Tensor, job: Job) -> Tensor:
 
 
 def pixelate(images: Tensor, job: Job) -> Tensor:
-    """Shrink by averaging, enlarge by repeating."""
+    """Shrink by averaging, then enlarge by repeating."""
     batch, channels, height, width = images.shape
     small = (int(height * job.setting), int(width * job.setting))
     down, down_share = _boxes(height, small[0], images.device)
     along, along_share = _boxes(width, small[1], images.device)
-    # Sums of whole numbers are exact in any order. Rounded between the passes too, as Pillow does.
+    # Sums of whole numbers are exact in any order. Like Pillow, round after each pass.
     wide = torch.mm(images.float().view(-1, len(along)), along).mul_(along_share)
     tall = wide.add_(0.5).floor_().view(-1, len(down), small[1])
     blocks = torch.matmul(down.T, tall).mul_(down_share[:, None]).add_(0.5).to(torch.uint8)
@@ -66,10 +66,10 @@ def pixelate(images: Tensor, job: Job) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _boxes(n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sums that shrink n values to m averages, and the averages' 1 / count.
+    """A matrix that sums n values into m groups, and 1 / the size of each group.
 
-    The matrix [n, m] has ones where an input's centre lies in an output's share (Pillow's BOX).
-    It repeats gcd(n, m) times along its diagonal, so one block, not too small, is enough.
+    The matrix [n, m] has a one where the centre of an input lies within an output (Pillow's BOX).
+    It repeats gcd(n, m) times along its diagonal, so one block of it, not too small, is enough.
     """
     common = math.gcd(n, m)
     parts = max(d for d in range(1, common + 1) if common % d == 0 and (d == 1 or n // d >= 32))
@@ -82,17 +82,17 @@ def _boxes(n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def _nearest(n: int, m: int, device: torch.device) -> Tensor:
-    """int64 [m]: the input under the centre of each of m >= n outputs."""
+    """int64 [m]: the input at the centre of each of m >= n outputs."""
     return ((torch.arange(m, device=device) * 2 + 1) * n).div(2 * m, rounding_mode="floor")
 
 
 def jpeg_compression(images: Tensor, job: Job) -> Tensor:
-    """Encode as JPEG and decode (Pillow, on the CPU)."""
+    """Encode as JPEG and decode again (by Pillow, on the CPU)."""
     height, width = images.shape[-2:]
     planes = images.cpu().numpy()
     out = np.empty_like(planes)
     for source, target in zip(planes, out, strict=True):
-        # Pillow puts channels together and takes them apart faster than transposed copies do.
+        # Pillow merges and splits channels faster than transposing and copying would.
         bands = [Image.frombuffer("L", (width, height), b, "raw", "L", 0, 1) for b in source]
         buffer = BytesIO()
         Image.merge("RGB", bands).save(buffer, "JPEG", quality=job.setting)
@@ -103,7 +103,7 @@ def jpeg_compression(images: Tensor, job: Job) -> Tensor:
 
 
 def elastic_transform(images: Tensor, job: Job) -> Tensor:
-    """Move the picture by a random affine map, then every pixel by a smooth random displacement."""
+    """Apply a random affine map, then a smooth random displacement of each pixel."""
     height, width = images.shape[-2:]
     short = min(height, width)
     reach, sigma, corner = (short * c for c in job.setting)
@@ -120,16 +120,16 @@ def elastic_transform(images: Tensor, job: Job) -> Tensor:
 
 
 def _affine(shift: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each pixel comes from when three corners move by `shift` [B, 3, (x, y)]: its y and x.
+    """The y and x each pixel comes from when three corners move by `shift` [B, 3, (x, y)].
 
-    The corners are those of a square around the centre, of two thirds of the shorter side.
+    The corners are those of a centred square with two thirds of the image's shorter side.
     """
     height, width = y.numel(), x.numel()
     half = min(height, width) // 3
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], device=shift.device)
     before = half * corners + torch.tensor([width // 2, height // 2], device=shift.device)
     after = before + shift
-    # In numbers, not by a solver: the same in every batch. Linear part: sides @ inverse(moved).
+    # Written out, not solved, so that it is the same in every batch: sides @ inverse(moved).
     (p, q), (r, s) = before.diff(dim=0).T.tolist()
     (a, c), (b, d) = after.diff(dim=1).permute(1, 2, 0)[..., None, None]
     area = a * d - b * c
@@ -141,7 +141,7 @@ def _affine(shift: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sample(levels: Tensor, y: Tensor, x: Tensor, edge: bool) -> Tensor:
-    """Read float images at fractional (y, x), mirrored at the border; `edge` repeats the edge."""
+    """Read float images at fractional (y, x); mirror at the border, with `edge` edge included."""
     height, width = levels.shape[-2:]
     grid = torch.empty(*y.shape, 2, device=levels.device)
     for part, where, size in ((grid[..., 0], x, width), (grid[..., 1], y, height)):

@@ -1,4 +1,4 @@
-"""Linear filters shared by the corruptions: matrices, an FFT, steps along a line."""
+"""Linear filters shared by the corruptions: by matrices, by FFT, and by steps along a line."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ Border = Literal["replicate", "symmetric"]
 
 
 def along_rows(images: Tensor, columns: Tensor) -> Tensor:
-    """Apply `columns` [W', W] along every row of [..., H, W].
+    """Apply `columns` [W', W] to each row of [..., H, W].
 
-    One matrix product an image, so that its rounding cannot depend on the batch around it.
+    There is one matrix product per image, so that rounding cannot depend on the rest of the batch.
     """
     flat = images.reshape(-1, *images.shape[-2:])
     out = torch.bmm(flat, columns.T.expand(len(flat), -1, -1))
@@ -23,7 +23,7 @@ def along_rows(images: Tensor, columns: Tensor) -> Tensor:
 
 
 def down_columns(images: Tensor, rows: Tensor) -> Tensor:
-    """Apply `rows` [H', H] down every column of [..., H, W]; one matrix product an image."""
+    """Apply `rows` [H', H] to each column of [..., H, W], by one matrix product per image."""
     flat = images.reshape(-1, *images.shape[-2:])
     out = torch.bmm(rows.expand(len(flat), -1, -1), flat)
     return out.view(*images.shape[:-2], *out.shape[-2:])
@@ -40,7 +40,7 @@ def _source(position: Tensor, n: int, border: Border) -> Tensor:
 def gaussian_matrix(
     n: int, sigma: float, truncate: float, border: Border, device: torch.device
 ) -> Tensor:
-    """The [n, n] matrix of a Gaussian blur cut at `truncate` sigmas, its border rule included."""
+    """The [n, n] matrix of a Gaussian blur, cut off at `truncate` sigmas, with its border rule."""
     radius = int(truncate * sigma + 0.5)
     offset = torch.arange(-radius, radius + 1)
     weight = (
@@ -74,7 +74,7 @@ def gaussian_taps(size: int, sigma: float) -> Tensor:
 
 @lru_cache(maxsize=64)
 def disk_kernel(radius: float, softness: float) -> Tensor:
-    """A disk with a slightly soft edge, on a square of odd side without empty rim (float64)."""
+    """A disk with a slightly soft edge, on a square of odd side with no empty margin (float64)."""
     reach, size = (8, 3) if radius <= 8 else (int(radius), 5)
     offset = torch.arange(-reach, reach + 1, dtype=torch.float64)
     disk = (offset[:, None] ** 2 + offset**2 <= radius**2).double()
@@ -90,13 +90,13 @@ def disk_kernel(radius: float, softness: float) -> Tensor:
 def _disk_spectrum(
     radius: float, softness: float, size: tuple[int, int], device: torch.device
 ) -> Tensor:
-    # The kernel is symmetric: correlation and convolution are one.
+    # The kernel is symmetric, so correlation and convolution are the same.
     spectrum: Tensor = torch.fft.rfft2(disk_kernel(radius, softness), s=size)
     return spectrum.to(device, torch.complex64)
 
 
 def _fft_length(n: int) -> int:
-    """The least length >= n with no prime factor above 5."""
+    """The smallest length >= n with no prime factor above 5."""
     while True:
         rest = n
         for prime in (2, 3, 5):
@@ -121,8 +121,8 @@ def disk_blur(images: Tensor, radius: float, softness: float) -> Tensor:
 def motion(images: Tensor, radius: int, sigma: float, degrees: Sequence[float]) -> Tensor:
     """Smear float images [B, C, H, W] along one direction each.
 
-    The half Gaussian of ImageMagick's motion blur: every step is a whole-pixel shift with the edge
-    repeated, so a sample costs one multiply-add a step.
+    This is the half Gaussian of ImageMagick's motion blur. Each step shifts by whole pixels and
+    repeats the edge, so an image costs one multiply-add per step.
     """
     height, width = images.shape[-2:]
     taps = torch.exp(-(torch.arange(2 * radius + 1, dtype=torch.float64) ** 2) / (2 * sigma**2))
@@ -149,7 +149,7 @@ def crop_and_zoom(images: Tensor, factor: float) -> Tensor:
 
 
 def zoom(inner: Tensor, factor: float, size: tuple[int, int]) -> Tensor:
-    """Enlarge [B, C, h, w] linearly, corner on corner, then cut the middle `size` out."""
+    """Enlarge [B, C, h, w] linearly, corners aligned, then crop the middle to `size`."""
     full = (round(inner.shape[-2] * factor), round(inner.shape[-1] * factor))
     large = F.interpolate(inner, size=full, mode="bilinear", align_corners=True)
     top, left = (full[0] - size[0]) // 2, (full[1] - size[1]) // 2

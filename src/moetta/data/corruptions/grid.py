@@ -1,4 +1,4 @@
-"""One picture of every corruption at every severity."""
+"""Draws every corruption at every severity in one image."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ _LABEL, _GAP = 14, 4
 
 
 def corruption_grid(image: np.ndarray, path: Path, side: int = 80) -> None:
-    """Write a grid: a row for each corruption, a column for each severity, in two halves.
+    """Write a grid: one row per corruption, one column per severity, in two halves.
 
     Args:
-        image: uint8 [H, W, 3]; it is corrupted at its own size and then shrunk.
-        path: Where to write; the suffix names the format.
-        side: Width of one picture in the grid.
+        image: uint8 [H, W, 3]; it is corrupted at full size and then shrunk.
+        path: Where to write it; the suffix decides the format.
+        side: Width of each image in the grid.
     """
     batch = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].contiguous()
     height = round(side * image.shape[0] / image.shape[1])
@@ -32,11 +32,11 @@ def corruption_grid(image: np.ndarray, path: Path, side: int = 80) -> None:
         draw.text((left, top), name.replace("_", " "), fill="black")
         for severity in range(1, 6):
             out = corrupt(batch, name, severity, index=[0])
-            picture = Image.fromarray(out[0].permute(1, 2, 0).contiguous().numpy())
-            picture = picture.resize((side, height), Image.Resampling.BOX)
-            canvas.paste(picture, (left + (severity - 1) * (side + _GAP), top + _LABEL))
+            small = Image.fromarray(out[0].permute(1, 2, 0).contiguous().numpy())
+            small = small.resize((side, height), Image.Resampling.BOX)
+            canvas.paste(small, (left + (severity - 1) * (side + _GAP), top + _LABEL))
     if path.suffix.lower() == ".png":
-        # Noise does not compress; a palette makes a third of it.
+        # Noise does not compress well; with a palette the file has a third of the size.
         canvas = canvas.quantize(256)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.save(path, optimize=True)

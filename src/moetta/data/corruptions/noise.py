@@ -14,7 +14,7 @@ def _normal_like(images: Tensor, job: Job) -> Tensor:
 
 
 def gaussian_noise(images: Tensor, job: Job) -> Tensor:
-    """Add normal noise of one standard deviation."""
+    """Add normal noise with the same standard deviation everywhere."""
     return to_bytes(_normal_like(images, job).mul_(255 * job.setting).add_(images))
 
 
@@ -24,9 +24,9 @@ def speckle_noise(images: Tensor, job: Job) -> Tensor:
 
 
 def impulse_noise(images: Tensor, job: Job) -> Tensor:
-    """Replace a share of the values by black or white, each channel on its own."""
+    """Replace a share of the values by black or white, in each channel separately."""
     bits = job.streams.bits(images[0].numel()).view(images.shape)
-    # Signed 32-bit numbers are uniform around zero: black is the lower tail, white the upper.
+    # Signed 32-bit numbers are uniform around 0: the lower tail is black, the upper tail white.
     share = job.setting / 2
     low, high = round(share * 2**32) - 2**31, 2**31 - round(share * 2**32)
     black, white = images.new_tensor(0), images.new_tensor(255)
@@ -34,7 +34,7 @@ def impulse_noise(images: Tensor, job: Job) -> Tensor:
 
 
 def shot_noise(images: Tensor, job: Job) -> Tensor:
-    """Draw every value from a Poisson distribution around it, counted in few photons."""
+    """Draw each value from a Poisson distribution around it, counted in a few photons."""
     photons = int(job.setting)
     accept, levels = _photon_tables(photons, images.device)
     columns = accept.numel() // 256
@@ -47,10 +47,10 @@ def shot_noise(images: Tensor, job: Job) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _photon_tables(photons: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Alias tables of the 256 Poisson distributions, one a pixel value.
+    """Alias tables of 256 Poisson distributions, one per pixel value.
 
-    Counts above `photons` are white like `photons` itself, so they are one outcome. Returns the
-    threshold of each cell, int32 [256 * columns], and its two outcomes as levels, uint8 [2 * that].
+    All counts from `photons` up are white, so they count as one outcome. Returns the threshold of
+    each cell, int32 [256 * columns], and its two outcomes as levels, uint8 [2 * 256 * columns].
     """
     columns = 1 << photons.bit_length()
     rate = np.arange(256)[:, None] / 255 * photons
@@ -67,7 +67,7 @@ def _photon_tables(photons: int, device: torch.device) -> tuple[Tensor, Tensor]:
     keep, alias = _alias(chance)
     level = np.floor(np.minimum(np.arange(columns) / photons, 1) * 255 + 1e-9).astype(np.uint8)
     outcomes = np.stack([np.broadcast_to(level, alias.shape), level[alias]], axis=-1)
-    # The column took the low bits; comparing whole signed words leaves 32 - log2(columns) bits.
+    # The column used the low bits, so comparing whole words uses 32 - log2(columns) fresh bits.
     threshold = np.clip(np.rint(keep * 2.0**32) - 2.0**31, -(2**31), 2**31 - 1).astype(np.int32)
     return (
         torch.from_numpy(threshold.reshape(-1)).to(device),
@@ -76,7 +76,7 @@ def _photon_tables(photons: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _alias(chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Vose's tables for each row of probabilities: what a cell keeps, and who gets the rest."""
+    """Vose's tables for each row of probabilities: what a cell keeps, and which gets the rest."""
     rows, columns = chance.shape
     keep = np.ones((rows, columns))
     alias = np.tile(np.arange(columns), (rows, 1))

@@ -1,8 +1,8 @@
-"""Random numbers that belong to a sample, not to a batch.
+"""Random numbers that depend on the image, not on its batch.
 
-A counter-based generator: the n-th number of draw d of sample i is a hash of (seed, i, name, d, n).
-Nothing is carried from one call to the next, so batch composition, order, worker count and device
-cannot matter. Everything is 32-bit integer arithmetic on whole tensors, the same on every device.
+A counter-based generator: number n of draw d of image i is a hash of (seed, i, name, d, n). It has
+no state, so the batch, the order, the number of workers and the device cannot matter. It uses only
+32-bit integer arithmetic on whole tensors, which is the same on every device.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def _signed32(value: int) -> int:
 
 
 def _mix64(z: np.ndarray) -> np.ndarray:
-    """Finaliser of splitmix64 on uint64, which wraps around."""
+    """The finaliser of SplitMix64, on uint64, which wraps around."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = z ^ (z >> np.uint64(31))
@@ -48,14 +48,14 @@ def _word(text: str) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """One random stream for each sample of a batch; `draw` numbers a stream's independent uses."""
+    """One random stream per image of a batch; `draw` numbers the independent uses of a stream."""
 
     keys: np.ndarray  # uint64 [B]
     device: torch.device
 
     @classmethod
     def of(cls, seed: int, index: Tensor, name: str, device: torch.device) -> "Streams":
-        """Streams of the samples `index` (int64 [B]) for the corruption `name`."""
+        """The streams of the images numbered `index` (int64 [B]) for the corruption `name`."""
         base = np.full(len(index), (_word(name) + seed * 0x9E3779B97F4A7C15) & _MASK64, np.uint64)
         return cls(_mix64(_mix64(base) + index.cpu().numpy().view(np.uint64)), device)
 
@@ -63,7 +63,7 @@ class Streams:
         return len(self.keys)
 
     def narrow(self, start: int, stop: int) -> "Streams":
-        """The streams of samples start .. stop-1."""
+        """The streams of images start .. stop-1."""
         return Streams(self.keys[start:stop], self.device)
 
     def bits(self, n: int, draw: int = 0) -> Tensor:
@@ -74,14 +74,14 @@ class Streams:
         x = _counters(n, self.device) + low
         scratch = torch.empty_like(x)
         _xorshift32_(x, scratch, 16).mul_(0x7FEB352D)
-        # The key's second half enters midway: no stream is a shifted copy of another.
+        # The second half of the key enters midway, so that no stream is a shifted copy of another.
         _xorshift32_(x, scratch, 15).bitwise_xor_(high).mul_(_signed32(0x846CA68B))
         return _xorshift32_(x, scratch, 16)
 
     def uniform(self, n: int, draw: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """float32 [B, n], uniform in (low, high]: 24 random bits each, never ``low`` itself.
+        """float32 [B, n], uniform in (low, high], from 24 random bits each.
 
-        Rounded to float32 the last of the 2^24 values is ``high``.
+        ``low`` never occurs; ``high`` does, since the last of the 2^24 values is rounded to it.
         """
         unit = self.bits(n, draw).bitwise_and_(0xFFFFFF).to(torch.float32)
         scale = (high - low) / (1 << 24)
@@ -101,5 +101,5 @@ class Streams:
     def integers(self, n: int, high: Tensor | int, draw: int = 0) -> Tensor:
         """int64 [B, n], uniform in 0 .. high-1 (high far below 2^24)."""
         found = (self.uniform(n, draw) * high).to(torch.int64)
-        # A uniform number may be 1 itself.
+        # A uniform number may be exactly 1.
         return torch.minimum(found, torch.as_tensor(high, device=found.device) - 1)

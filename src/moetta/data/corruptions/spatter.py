@@ -1,4 +1,4 @@
-"""Spatter: drops of water, shaded along their rims, or splashes of mud."""
+"""Spatter: drops of water with shaded edges, or splashes of mud."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _WATER = (175.0, 238.0, 238.0)
 _MUD = (63.0, 42.0, 20.0)
 _EDGE_LOW, _EDGE_HIGH = 50, 150
 _TAN_22 = 13573 / 2**15
-_REACH = 20.0  # rims are shaded this far, in pixels
+_REACH = 20.0  # edges are shaded this far, in pixels
 # The moves of a 5 x 5 chamfer distance and their lengths.
 _MOVES = (
     *((step, 1.0) for step in ((0, 1), (1, 0))),
@@ -21,7 +21,7 @@ _MOVES = (
 
 
 def spatter(images: Tensor, job: Job) -> Tensor:
-    """Throw water (severities 1 to 3) or mud (4 and 5) on the picture."""
+    """Throw water (severities 1 to 3) or mud (4 and 5) on the image."""
     mean, deviation, sigma, threshold, strength, mud = job.setting
     batch, _, height, width = images.shape
     noise = job.streams.normal(height * width).view(batch, height, width)
@@ -40,7 +40,7 @@ def spatter(images: Tensor, job: Job) -> Tensor:
 
 
 def _rim_light(drops: Tensor) -> Tensor:
-    """Light on the drops from one corner: relief of the distance to their rims [B, H, W]."""
+    """Light falling on the drops from one corner, from the distance to their edges [B, H, W]."""
     distance = _distance(_edges(drops))
     relief = _equalise(_mean3(distance).floor_())
     taps = torch.tensor([[-2, -1, 0], [-1, 1, 1], [0, 1, 2.0]], device=drops.device)
@@ -54,7 +54,7 @@ def _mean3(field: Tensor) -> Tensor:
 
 
 def _edges(grey: Tensor) -> Tensor:
-    """Canny's edges of whole-numbered levels [B, H, W], as bool."""
+    """Canny edges of whole-numbered levels [B, H, W], as bool."""
     p = F.pad(grey[:, None], (1,) * 4, mode="replicate")[:, 0]
     smooth_y = p[:, :-2] + 2 * p[:, 1:-1] + p[:, 2:]
     smooth_x = p[:, :, :-2] + 2 * p[:, :, 1:-1] + p[:, :, 2:]
@@ -90,7 +90,8 @@ def _edges(grey: Tensor) -> Tensor:
 def _distance(edges: Tensor) -> Tensor:
     """Chamfer distance to the nearest edge, at most 20 [B, H, W].
 
-    A shortest path can be sorted by its moves, so each direction is done once, by hops that double.
+    The moves of a shortest path can be made in any order, so each direction is done once, by hops
+    that double in length.
     """
     field = torch.where(edges, 0.0, _REACH)
     height, width = field.shape[-2:]
@@ -112,7 +113,7 @@ def _distance(edges: Tensor) -> Tensor:
 
 
 def _equalise(field: Tensor) -> Tensor:
-    """Histogram equalisation of whole-numbered levels [B, H, W], each picture on its own."""
+    """Histogram equalisation of whole-numbered levels [B, H, W], per image."""
     batch = len(field)
     level = field.view(batch, -1).long()
     count = torch.zeros(batch, 256, dtype=torch.int64, device=field.device)

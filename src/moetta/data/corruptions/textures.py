@@ -1,4 +1,4 @@
-"""Ice for the frost corruption: procedural sheets of our own, or the six original photographs."""
+"""Ice for the frost corruption: procedural sheets, or the six original photographs."""
 
 import math
 from functools import lru_cache
@@ -22,18 +22,18 @@ PHOTOGRAPHS: tuple[str, ...] = (
 )
 SHEETS = 5  # as many as the original draws from: it never picks its sixth photograph
 _SIDE = 512
-_REACH = 56  # pixels that the longest crystal reaches from its middle
+_REACH = 56  # half the length of the longest crystal, in pixels
 
 
 @lru_cache(maxsize=4)
 def ice(folder: Path | None, small: bool, device: torch.device) -> tuple[Tensor, ...]:
-    """The ice pictures, uint8 [3, H, W] each; `small` takes every fifth pixel, for 32-px images.
+    """Sheets of ice, uint8 [3, H, W] each; `small` takes every fifth pixel, for 32-px images.
 
     Raises:
         FileNotFoundError: If `folder` lacks one of the six photographs.
     """
     sheets = tuple(_sheet(i) for i in range(SHEETS)) if folder is None else _photographs(folder)
-    # Shrinking by exactly five with linear interpolation reads the middle pixel of each five.
+    # Linear interpolation by exactly 1/5 reads the middle one of five pixels.
     step = 5 if small else 1
     return tuple(s[:, step // 2 :: step, step // 2 :: step].to(device) for s in sheets)
 
@@ -50,15 +50,15 @@ def check_folder(folder: Path) -> None:
 
 def _photographs(folder: Path) -> tuple[Tensor, ...]:
     check_folder(folder)
-    pictures = []
+    sheets = []
     for name in PHOTOGRAPHS[:SHEETS]:
-        with Image.open(folder / name) as picture:
-            array = np.array(picture.convert("RGB"))
-        pictures.append(torch.from_numpy(array).permute(2, 0, 1).contiguous())
-    return tuple(pictures)
+        with Image.open(folder / name) as photograph:
+            array = np.array(photograph.convert("RGB"))
+        sheets.append(torch.from_numpy(array).permute(2, 0, 1).contiguous())
+    return tuple(sheets)
 
 
-# Mean red, green and blue of each sheet and the spread around it: those of the photographs used.
+# The mean colour of each sheet and the spread around it, as in the photographs used.
 _TINTS = (
     ((78, 149, 166), 20),
     ((201, 205, 214), 22),
@@ -72,8 +72,8 @@ _TINTS = (
 def _sheet(number: int) -> Tensor:
     """One sheet of procedural ice, uint8 [3, side, side].
 
-    Feathery crystals lie over one another on glass that clouds make uneven. Then the sheet gets
-    its tint and spread.
+    Feathery crystals overlap on cloudy glass; the result is scaled to the sheet's mean colour and
+    spread.
     """
     random = Streams.of(0, torch.tensor([number]), "ice", torch.device("cpu"))
     count = (400, 1800, 1800, 1000, 1300)[number]
@@ -95,7 +95,7 @@ def _sheet(number: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _crystals(count: int = 160) -> Tensor:
-    """float32 [count, n, n]: spindles of random direction and length, with barbs."""
+    """float32 [count, n, n]: barbed spindles of random direction and length."""
     random = Streams.of(0, torch.tensor([0]), "crystals", torch.device("cpu"))
     angle = random.uniform(count, 0, 0, 2 * math.pi).view(-1, 1, 1)
     length = random.uniform(count, 1, 12, _REACH).view(-1, 1, 1)
@@ -110,12 +110,12 @@ def _crystals(count: int = 160) -> Tensor:
 
 
 def _spread(values: Tensor) -> float:
-    """Standard deviation, rounded: the order of summing, which threads change, must not show."""
+    """Standard deviation, rounded so that the order of summing, which threads change, is moot."""
     return round(float(values.double().std()), 4)
 
 
 def _clouds(random: Streams, draw: int, scale: int) -> Tensor:
-    """Smooth noise [side, side] of unit variance or so, varying over `scale` pixels."""
+    """Smooth noise [side, side] of about unit variance, varying over `scale` pixels."""
     coarse = _SIDE // scale + 2
     noise = random.normal(coarse * coarse, draw).view(1, 1, coarse, coarse)
     return F.interpolate(noise, size=(_SIDE, _SIDE), mode="bicubic", align_corners=True)[0, 0]

@@ -13,15 +13,15 @@ GREY = (0.299, 0.587, 0.114)
 
 
 def snow(images: Tensor, job: Job) -> Tensor:
-    """Whiten the picture and add flakes that fall in a random direction, and their mirror image."""
+    """Whiten the image and add flakes falling in a random direction, and the same flakes turned."""
     mean, deviation, factor, threshold, radius, sigma, kept = job.setting
     batch, _, height, width = images.shape
-    # Only the middle of the noise is enlarged, so only that much is drawn.
+    # Only the middle of the noise would be seen, so only that is drawn.
     inner = (math.ceil(height / factor), math.ceil(width / factor))
     noise = job.streams.normal(inner[0] * inner[1]).view(batch, 1, *inner)
     flakes = filters.zoom(noise.mul_(deviation).add_(mean), factor, (height, width))
     flakes = torch.where(flakes < threshold, 0, flakes)
-    # Layers are stored as bytes before and after the smear.
+    # The original stores the layer as bytes before and after the blur.
     flakes = to_bytes(flakes.mul_(255)).float()
     angles = job.streams.uniform(1, draw=1, low=-135, high=-45)[:, 0].tolist()
     flakes = filters.motion(flakes, radius, sigma, angles).add_(0.5).floor_()
@@ -34,7 +34,7 @@ def snow(images: Tensor, job: Job) -> Tensor:
 
 
 def frost(images: Tensor, job: Job) -> Tensor:
-    """Lay a random part of a random sheet of ice over the picture."""
+    """Lay a random part of a random sheet of ice over the image."""
     keep, add = job.setting
     height, width = images.shape[-2:]
     sheets = textures.ice(job.frost_folder, job.preset == "cifar", images.device)
@@ -50,7 +50,7 @@ def frost(images: Tensor, job: Job) -> Tensor:
 
 
 def _at_least(sheet: Tensor, height: int, width: int) -> Tensor:
-    """Enlarge ice that is too small for the picture, keeping its proportions."""
+    """Enlarge a sheet that is too small for the image, keeping its proportions."""
     factor = max(height / sheet.shape[1], width / sheet.shape[2])
     if factor <= 1:
         return sheet
@@ -60,7 +60,7 @@ def _at_least(sheet: Tensor, height: int, width: int) -> Tensor:
 
 
 def fog(images: Tensor, job: Job) -> Tensor:
-    """Mix in a cloudy grey; the picture's brightest value stays the brightest."""
+    """Mix in a cloudy grey; the brightest value of the image stays as it is."""
     density, decay = job.setting
     height, width = images.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
@@ -77,7 +77,7 @@ def _plasma(job: Job, side: int, decay: float) -> Tensor:
     amplitude = 100.0
     while grid.shape[-1] < side:
         n = grid.shape[-1]
-        # The grid's n * n points use no more noise; the 3 * n * n new ones take the next.
+        # The n * n points of the grid have used their noise; the 3 * n * n new ones take the next.
         jitter = noise[:, n * n : 4 * n * n].view(-1, 3, n, n) * amplitude**2
         fine = grid.new_empty(len(grid), n, 2, n, 2)
         corner, right, below, centre = (fine[:, :, y, :, x] for y in (0, 1) for x in (0, 1))

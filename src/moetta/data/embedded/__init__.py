@@ -8,7 +8,7 @@ domain    in the paper                here
 ========  ==========================  ====================================================
 c/NAME    ImageNet-C, 15 corruptions  the same corruptions with CIFAR-10-C's constants
 r         ImageNet-R                  six styles that no shipped model was trained on
-sketch    ImageNet-Sketch             outlines in pencil on paper
+sketch    ImageNet-Sketch             pencil outlines on paper
 a         ImageNet-A                  clean images that an independent model got wrong
 clean     ImageNet val                clean images of digits not used in training
 extra/..  the 4 extra corruptions     the validation stream, on which settings are chosen
@@ -50,7 +50,7 @@ def domains(name: str, *, severity: int = 5, length: int | None = None) -> list[
     Args:
         name: The stream.
         severity: Severity of the corruptions.
-        length: How many images all of them have together, in the usual proportions.
+        length: How many images they have in total, in the usual proportions.
     """
     names = domain_names(stream_spec(name).parts)
     if length is None:
@@ -59,7 +59,7 @@ def domains(name: str, *, severity: int = 5, length: int | None = None) -> list[
     counts = apportion([n / sum(usual) for n in usual], length)
     if min(counts) < 1:
         raise ValueError(
-            f"length must be enough for an image of each of the {len(names)} domains, got {length}"
+            f"length must allow one image for each of the {len(names)} domains, got {length}"
         )
     return [domain(part, severity=severity, count=n) for part, n in zip(names, counts, strict=True)]
 
@@ -81,7 +81,7 @@ def stream(
         name: "classical" (14,400 images), "potpourri" (16,097), "potpourri+" (17,057), or
             "validation" (14,400), on which hyper-parameters are chosen.
         seed: Seeds the order and the choice made by ``limit``; the images do not depend on it.
-        batch_size: Images in a batch.
+        batch_size: Images per batch.
         limit: Draws a stratified subset of this many images.
         length: Makes the stream this long, in the usual proportions. Beyond the usual length
             further images are composed as they are needed: none repeats, and memory does not grow
@@ -106,9 +106,9 @@ def stream(
 def source_images(n: int, seed: int = 0) -> Tensor:
     """Clean images like those the shipped models were trained on: float32 [n, 3, 32, 32].
 
-    They are normalised, and show only training digits, in compositions not used elsewhere: for
-    methods that look at source images before they start (EATA's Fisher information, MGTTA's
-    statistics).
+    For methods that look at source images before they start, such as EATA (Fisher information) and
+    MGTTA (statistics). The images are normalised and show training digits, in compositions that are
+    not used elsewhere.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")

@@ -1,7 +1,7 @@
-"""Two-digit numbers out of scikit-learn's handwritten digits: 100 classes, 32 x 32, RGB.
+"""Composes two-digit numbers from scikit-learn's handwritten digits: 100 classes, 32 x 32, RGB.
 
-The 1,797 digits are split by sample before anything is composed: no stroke of a test image was
-ever seen in training. An image depends only on (split, seed, index).
+The 1,797 digits are split before anything is composed, so no stroke of a test image was seen in
+training. An image depends only on (split, seed, index).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @cache
 def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The digits of a split: images [N, 8, 8] in 0..1 sorted by class, class starts and counts."""
+    """The digits of a split, sorted by class: images [N, 8, 8] in 0..1, class starts and counts."""
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            "the embedded benchmark draws scikit-learn's digits: pip install 'moetta[bench]'"
+            "the embedded benchmark needs scikit-learn's digits: pip install 'moetta[bench]'"
         ) from error
     bunch = load_digits()
     images = torch.as_tensor(bunch.images, dtype=torch.float32) / 16
@@ -39,7 +39,7 @@ def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
     chosen, counts = [], []
     for digit in range(10):
         members = torch.nonzero(labels == digit).flatten()
-        # Drawn at random within a class, since the file lists one writer after another.
+        # Shuffled within each class, since the file lists one writer after another.
         order = members[uniforms(1797, members, 1, stream=9).flatten().argsort()]
         cut = round(TEST_SHARE * len(order))
         part = order[:cut] if split == "test" else order[cut:]
@@ -51,23 +51,23 @@ def digits(split: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Scene:
-    """What an image shows before it is painted: all that the styles need."""
+    """What an image shows before it is painted; everything that the styles need."""
 
     ink: Tensor
-    """[B, 1, H, W], how much ink is on a pixel: 0..1, soft at the edges."""
+    """[B, 1, H, W]: how much ink is on each pixel, 0..1, soft at the edges."""
     labels: Tensor
-    """[B], 10 x left digit + right digit."""
+    """[B]: 10 x left digit + right digit."""
     index: Tensor
     seed: int
 
 
 def number_labels(index: Tensor, seed: int) -> Tensor:
-    """The number that each sample shows, which is its class: int64 [B]."""
+    """The number that each image shows, which is its class: int64 [B]."""
     return (uniforms(seed, index, 1, stream=1)[:, 0] * CLASSES).long()
 
 
 def scene(index: Tensor, *, split: str, seed: int) -> Scene:
-    """Chooses two digits for each sample and lays them out, not yet coloured."""
+    """Chooses two digits for each image and lays them out, without colours."""
     images, starts, counts = digits(split)
     u = uniforms(seed, index, 24, stream=1)
     labels = number_labels(index, seed)
@@ -76,7 +76,7 @@ def scene(index: Tensor, *, split: str, seed: int) -> Scene:
     glyphs = images[sample.flatten()][:, None]  # [2B, 1, 8, 8]
 
     def spread(first: int, low: float, high: float) -> Tensor:
-        """A draw per digit: [2B]."""
+        """One draw per digit: [2B]."""
         return (low + (high - low) * u[:, first : first + 2]).flatten()
 
     count = len(index)
@@ -96,12 +96,12 @@ def scene(index: Tensor, *, split: str, seed: int) -> Scene:
     threshold = (0.30 + 0.2 * u[:, 15]).view(-1, 1, 1, 1)
     sharpness = (7 + 8 * u[:, 16]).view(-1, 1, 1, 1)
     ink = torch.sigmoid((pen - threshold) * sharpness)
-    floor = torch.sigmoid(-threshold * sharpness)  # so that no pen is no ink
+    floor = torch.sigmoid(-threshold * sharpness)  # no ink where there is no pen
     return Scene(((ink - floor) / (1 - floor)).clamp(0, 1), labels, index, seed)
 
 
 def noise(view: Scene, cells: int, channels: int, stream: int) -> Tensor:
-    """Smooth noise of about ``cells`` bumps across: [B, channels, H, W], roughly in -1..1."""
+    """Smooth noise, about ``cells`` bumps across: [B, channels, H, W], roughly in -1..1."""
     draws = uniforms(view.seed, view.index, channels * cells * cells, stream)
     grid = draws.view(-1, channels, cells, cells) * 2 - 1
     return F.interpolate(grid, size=(SIZE, SIZE), mode="bicubic", align_corners=False)
@@ -123,9 +123,9 @@ def colour(luma: Tensor, chroma: Tensor) -> Tensor:
 
 
 def paint(view: Scene) -> Tensor:
-    """The source style: dark strokes on lighter, textured grounds, all coloured. Uint8.
+    """The training style: dark strokes on a lighter, textured background, all coloured. Uint8.
 
-    Brightness and contrast vary little, as in one studio: a model that has seen nothing else fails
+    Brightness and contrast vary little, as in a studio. A model that has seen nothing else fails
     under other weather and lighting, and can adapt to them.
     """
     u = uniforms(view.seed, view.index, 24, stream=2)
@@ -150,11 +150,11 @@ def paint(view: Scene) -> Tensor:
 
 
 def to_uint8(image: Tensor) -> Tensor:
-    """0..1 to bytes."""
+    """Converts 0..1 to bytes."""
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def photographs(index: Tensor, *, split: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Clean images of the source style and their labels."""
+    """Clean images in the training style, and their labels."""
     view = scene(index, split=split, seed=seed)
     return paint(view), view.labels

@@ -1,7 +1,7 @@
-"""The domains of the embedded benchmark: which there are, how many images each has, their images.
+"""The domains of the embedded benchmark: their names, sizes and images.
 
 An image depends only on its domain, its number and the severity. The usual images of a domain are
-made at once and kept in the user's cache folder; a longer domain goes on with further numbers,
+made all at once and kept in the user's cache folder. A longer domain continues with further images,
 composed when they are needed.
 """
 
@@ -25,7 +25,7 @@ from moetta.data.embedded.compose import number_labels, photographs, scene
 from moetta.data.embedded.styles import rendition, sketch
 
 COUNTS = {"c": 960, "r": 576, "sketch": 977, "a": 144, "clean": 960, "extra": 3600}
-"""Images in a domain of each kind. The first five keep the paper's proportions (50,000 : 30,000 :
+"""Images per domain of each kind. The first five keep the paper's proportions (50,000 : 30,000 :
 50,889 : 7,500 : 50,000); the validation stream is as long as the classical one, so that a learning
 rate chosen on it suits a stream of that length."""
 
@@ -35,7 +35,7 @@ _SEEDS = {"c": 101, "clean": 101, "extra": 102, "r": 103, "sketch": 104, "a": HA
 
 
 def domain_names(kinds: Iterable[str]) -> tuple[str, ...]:
-    """The domains of each kind: "c" and "extra" stand for one domain per corruption.
+    """The domains of each kind: "c" and "extra" have one domain per corruption.
 
     >>> domain_names(["extra", "r"])[-2:]
     ('extra/saturate', 'r')
@@ -101,8 +101,8 @@ class Compositions:
     def __post_init__(self) -> None:
         if self.name == "a" and self.count > len(hard_cases()):
             raise ValueError(
-                f"the embedded benchmark has {len(hard_cases()):,} hard cases (domain 'a'), got a "
-                f"length that needs {self.count:,}; the stream 'classical' has no such limit"
+                f"the embedded benchmark has {len(hard_cases()):,} hard cases (domain 'a'), but "
+                f"this length needs {self.count:,}; the stream 'classical' has no such limit"
             )
 
     def __len__(self) -> int:
@@ -123,14 +123,14 @@ class Compositions:
 
 @cache
 def hard_cases() -> Tensor:
-    """Which of the compositions with `HARD_SEED` the independent model got wrong."""
+    """The numbers of the compositions with `HARD_SEED` that the independent model got wrong."""
     text = files("moetta.data.embedded").joinpath("hard.json").read_text()
     return torch.tensor(json.loads(text)["index"])
 
 
 @cache
 def fingerprint() -> str:
-    """A hash of the code and data that make the images: another version, another cache folder."""
+    """A hash of the code and data that make the images; each version has its cache folder."""
     here = Path(__file__).parent
     sources = [
         *here.glob("*.py"),
@@ -144,7 +144,7 @@ def fingerprint() -> str:
 
 
 def _compose(name: str, index: Tensor, severity: int) -> LabelledImages:
-    """Some images of a domain by their numbers, and their labels."""
+    """The images of a domain with these numbers, and their labels."""
     kind, _, corruption = name.partition("/")
     seed = _SEEDS[kind]
     if kind in ("r", "sketch"):

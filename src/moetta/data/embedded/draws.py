@@ -1,6 +1,6 @@
-"""Random numbers addressed by (seed, sample, position): any batch gives a sample the same ones.
+"""Random numbers that depend on (seed, image, position), so an image's are the same in any batch.
 
-Kept apart from the corruptions' generator on purpose: shipped weights depend on these draws.
+Separate from the corruptions' generator on purpose: the shipped weights depend on these draws.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)  # logical; torch's own shift keeps the sign
+    return (z >> bits) & ((1 << (64 - bits)) - 1)  # a logical shift; torch's keeps the sign
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -23,13 +23,13 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def uniforms(seed: int, index: Tensor, count: int, stream: int = 0) -> Tensor:
-    """``count`` uniform draws in [0, 1) for each sample of ``index``: float32 [B, count].
+    """``count`` uniform draws in [0, 1) for each image: float32 [B, count].
 
     Args:
-        seed: Of the whole data set.
-        index: Integer [B]; a sample's number.
-        count: How many draws a sample needs; asking for more never changes the first ones.
-        stream: Separates draws made for different purposes.
+        seed: The data set's seed.
+        index: The images' numbers, integer [B].
+        count: Draws per image; asking for more does not change the first ones.
+        stream: Separates draws for different purposes.
     """
     salt = torch.tensor([seed, stream], dtype=torch.int64)
     key = _mix(_mix(_mix(salt[:1] + _GOLDEN) + salt[1:]) + index.to(torch.int64) * _GOLDEN)

@@ -1,4 +1,4 @@
-"""Styles that no source model saw in training: renditions, and contour drawings."""
+"""Styles that no shipped model saw in training: renditions and outline drawings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _mix(below: Tensor, above: Tensor, share: Tensor) -> Tensor:
 
 
 def _vivid(u: Tensor) -> Tensor:
-    """Saturated colours from a hue draw [B]: [B, 3, 1, 1]."""
+    """Saturated colours from hues drawn in 0..1 [B]: [B, 3, 1, 1]."""
     offsets = torch.tensor([0.0, 1 / 3, 2 / 3])
     return (0.5 + 0.5 * torch.cos(2 * math.pi * (u[:, None] + offsets)))[:, :, None, None]
 
@@ -31,7 +31,7 @@ def _blur(x: Tensor, size: int) -> Tensor:
 
 
 def _halftone(view: Scene, u: Tensor) -> Tensor:
-    """Printed dots: large ones make the strokes, small ones the ground."""
+    """Printed dots: large ones for the strokes, small ones for the background."""
     dots = 0.5 + 0.25 * (
         waves(torch.full_like(u[:, 0], 8.0), 0.6 * u[:, 0], u[:, 1])
         + waves(torch.full_like(u[:, 0], 8.0), 0.6 * u[:, 0] + math.pi / 2, u[:, 2])
@@ -41,7 +41,7 @@ def _halftone(view: Scene, u: Tensor) -> Tensor:
 
 
 def _hatched(view: Scene, u: Tensor) -> Tensor:
-    """Strokes filled with stripes of two colours on a flat ground."""
+    """Strokes filled with stripes of two colours on a plain background."""
     stripes = torch.sigmoid(6 * waves(6 + 4 * u[:, 0], math.pi * u[:, 1], u[:, 2]))
     fill = _mix(_vivid(u[:, 3]), 0.5 * _vivid(u[:, 4]), stripes)
     ground = colour(torch.where(u[:, 5] < 0.5, 0.95, 0.05), torch.zeros(len(u), 3))
@@ -57,7 +57,7 @@ def _neon(view: Scene, u: Tensor) -> Tensor:
 
 
 def _relief(view: Scene, u: Tensor) -> Tensor:
-    """Embossed in stone: only light and shadow at the rims."""
+    """Embossed in stone: only light and shadow along the edges."""
     dx = F.pad(view.ink[..., 2:] - view.ink[..., :-2], (1, 1, 0, 0))
     dy = F.pad(view.ink[..., 2:, :] - view.ink[..., :-2, :], (0, 0, 1, 1))
     angle = (2 * math.pi * u[:, 0]).view(-1, 1, 1, 1)
@@ -67,7 +67,7 @@ def _relief(view: Scene, u: Tensor) -> Tensor:
 
 
 def _checkered(view: Scene, u: Tensor) -> Tensor:
-    """A chessboard of pale squares, strokes of vivid ones."""
+    """A chessboard of pale squares with strokes of vivid ones."""
     cells = 3 + (3 * u[:, 0]).floor()
     board = waves(cells, torch.zeros_like(cells), u[:, 1]) * waves(
         cells, torch.full_like(cells, math.pi / 2), u[:, 2]
@@ -79,7 +79,7 @@ def _checkered(view: Scene, u: Tensor) -> Tensor:
 
 
 def _sticker(view: Scene, u: Tensor) -> Tensor:
-    """A cut-out with a white rim on a mosaic of vivid tiles."""
+    """A cut-out with a white border on a mosaic of vivid tiles."""
     draws = uniforms(view.seed, view.index, 3 * 25, stream=22).view(-1, 3, 5, 5)
     tiles = F.interpolate(0.15 + 0.7 * draws, size=(SIZE, SIZE), mode="nearest")
     rim = _spread(view.ink, 1)
@@ -97,7 +97,7 @@ RENDITIONS = {
 
 
 def rendition(view: Scene) -> Tensor:
-    """Each sample in one of the `RENDITIONS`, drawn. Uint8 [B, 3, H, W]."""
+    """Each image in one of the `RENDITIONS`, chosen at random. Uint8 [B, 3, H, W]."""
     u = uniforms(view.seed, view.index, 8, stream=6)
     chosen = (u[:, 7] * len(RENDITIONS)).long().view(-1, 1, 1, 1)
     out = torch.zeros(len(u), 3, SIZE, SIZE)
@@ -107,9 +107,9 @@ def rendition(view: Scene) -> Tensor:
 
 
 def sketch(view: Scene) -> Tensor:
-    """The strokes' outlines in pencil on paper. Uint8 [B, 3, H, W]."""
+    """The outlines of the strokes in pencil on paper. Uint8 [B, 3, H, W]."""
     u = uniforms(view.seed, view.index, 4, stream=7)
-    line = _spread(view.ink, 1) - view.ink  # a pixel's width around the pen
+    line = _spread(view.ink, 1) - view.ink  # one pixel wide, around the strokes
     pressure = 0.8 + 0.2 * noise(view, 6, 1, stream=23)
     paper = colour(0.86 + 0.12 * u[:, 0], torch.tensor([[0.02, 0.0, -0.03]]) * u[:, 1:2])
     paper = paper + 0.03 * noise(view, 16, 1, stream=24)

@@ -1,4 +1,4 @@
-"""The domains of a workload's stream one by one, for experiments without a grid."""
+"""The domains of a stream one by one, for experiments without a grid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepare_whole(cell: Cell) -> Prepared:
 
 
 def domain_stream(made: Prepared, domains: Sequence[Domain], limit: int | None) -> Stream:
-    """Some domains of a prepared stream as their own stream, as the model expects them."""
+    """Some domains of a prepared stream as a separate stream, as the model expects them."""
     cell = made.cell
     samples = sum(map(len, domains))
     return Stream(

@@ -29,7 +29,7 @@ NEIGHBOURS = 10
 
 @torch.no_grad()
 def last_features(model: Any, images: Tensor) -> Tensor:
-    """What the classifier's last layer sees, one vector per sample: of a ViT, the class token."""
+    """The input of the last layer, one vector per image; for a ViT, the class token."""
     if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         found: Tensor = model.forward_head(model.forward_features(images), pre_logits=True)
         return found.flatten(1)
@@ -40,7 +40,7 @@ def last_features(model: Any, images: Tensor) -> Tensor:
 
 
 def _places(cell: Cell) -> dict[str, Tensor]:
-    """For each data set [n, 3]: place in the plane, share of neighbours from the same set."""
+    """For each data set [n, 3]: position in the plane, share of neighbours from the same set."""
     from sklearn.manifold import TSNE
     from sklearn.neighbors import NearestNeighbors
 
@@ -97,7 +97,7 @@ def _present(workload: Workload, _: Found, folder: Path) -> list[Table]:
 
 
 def _data_sets(domains: tuple[Domain, ...]) -> dict[str, list[Domain]]:
-    """The corruptions as one data set, every other domain as its own; without clean images."""
+    """The corruptions as one data set and each other domain as another, without clean images."""
     sets: dict[str, list[Domain]] = {}
     for domain in domains:
         if domain.name in CLEAN:

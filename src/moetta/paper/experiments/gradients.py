@@ -1,4 +1,4 @@
-"""Figure 1: the directions in which Tent moves the model on each corruption by itself."""
+"""Figure 1: the direction in which Tent moves the model on each single corruption."""
 
 from __future__ import annotations
 

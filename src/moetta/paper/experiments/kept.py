@@ -1,4 +1,4 @@
-"""What an experiment without a grid has computed, kept in a file so that it is computed once."""
+"""Keeps what an experiment without a grid computes in a file, so that it is computed only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("moetta")
 
 
 def kept(path: Path, cell: Cell, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors that were computed for a cell, from the file if it has them, in their order.
+    """The tensors computed for a cell, in their order; read from the file if they are there.
 
     As with finished runs, neither the data nor the weights need to exist then.
     """

@@ -1,4 +1,4 @@
-"""The paper's two propositions, by simulation."""
+"""The paper's two propositions, tested by simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment is: cells to run, and a way to show their results next to the paper's."""
+"""What an experiment is: cells to run, and a way to present their results next to the paper's."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Workload:
 
     @property
     def richest(self) -> str:
-        """Potpourri+, or the nearest that exists."""
+        """Potpourri+, or the most varied stream there is."""
         return self.streams[-1]
 
     def cells(self, experiment: str, seeds: Sequence[int], **axes: Any) -> list[Cell]:
-        """A grid on this workload's data, with its models and seeds unless the axes differ."""
+        """A grid on this workload's data, with its models and seeds unless ``axes`` has others."""
         fields = {
             "model": list(self.models),
             "seed": list(self.seeds or seeds),
