@@ -16,7 +16,7 @@ from moetta.results.runs import load_run
 
 @dataclass(frozen=True)
 class Demo(Running):
-    """Compare the paper's methods on one mixed stream of images, without a download: a table and a page."""
+    """Compare the paper's methods on one mixed stream, without a download: a table and a page."""
 
     out: Path = Path("runs/demo")
     """Folder of the results; finished runs in it are not run again."""
