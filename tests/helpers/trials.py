@@ -28,6 +28,7 @@ EAGER: dict[str, Any] = {
     "plpd": -2.0,
     "recover_below": 0.0,
     "memory": 4,
+    "style_warmup": 8,
     "mean": (0.5, 0.5, 0.5),
     "std": (0.5, 0.5, 0.5),
 }
@@ -52,7 +53,18 @@ REFUSED: dict[tuple[str, str], str] = {
 
 # These answer a batch as a whole, or look at it several times. They go through all trials and
 # have tests of their own; tests of the contract's details use the others.
-BATCHWISE = {"neo", "lame", "gain", "norm", "alpha_bn", "roid", "rotta", "spa", "rem"}
+BATCHWISE = {
+    "moetta_plus",
+    "neo",
+    "lame",
+    "gain",
+    "norm",
+    "alpha_bn",
+    "roid",
+    "rotta",
+    "spa",
+    "rem",
+}
 METHODS = [name for name in moetta.list_methods() if name not in BATCHWISE]
 
 LEARNS_NOTHING = {
@@ -60,7 +72,7 @@ LEARNS_NOTHING = {
 }
 NOT_THE_SOURCE_AT_START = {
     "becotta",  # its adapters start at random values
-    *("neo", "lame", "alpha_bn", "roid"),  # these correct the first batch too
+    *("neo", "lame", "alpha_bn", "roid", "moetta_plus"),  # these correct the first batch too
     "gain",  # answers log-probabilities
 }
 SOMETIMES_FINDS_NOTHING = {"spa"}  # no view may be harder than the image itself
