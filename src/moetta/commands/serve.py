@@ -19,9 +19,10 @@ from moetta import zoo
 from moetta.api import adapt
 from moetta.core.adapter import Adapter
 from moetta.core.config import parse_overrides
+from moetta.data.catalogue import SMALL_SETS
 from moetta.data.preprocess import Preprocess, preprocess_for
+from moetta.guard import Guard
 from moetta.serve import Classifier, Settings, create_app, run
-from moetta.serve.classifier import default_labels
 from moetta.serve.tenants import Answering
 from moetta.zoo.by_name import load_model
 
@@ -82,7 +83,8 @@ class Serve:
     learn_samples: int = 32
     """Images in one update; smaller batches are pooled."""
     learn_queue: int | None = None
-    """With more images waiting than this, nothing is learnt; twice --max-batch by default."""
+    """With more images waiting than this, nothing is learnt; by default twice --max-batch, or half
+    of --max-queue if that is less."""
     max_queue: int = 512
     """Images that may wait; beyond it requests are refused."""
     max_queue_per_tenant: int | None = None
@@ -185,6 +187,20 @@ def make_classifier(options: Serve) -> Classifier:
     )
 
 
+def default_labels(name: str, classes: int) -> tuple[str, ...]:
+    """Names for a model's classes: known ones where the model says what it knows, else numbers."""
+    shipped = zoo.RECIPES.get(name)
+    if shipped is not None and shipped.classes == classes:
+        known = SMALL_SETS.get(shipped.data)
+        return known.classes if known else tuple(f"{number:02d}" for number in range(classes))
+    if classes == 1000:
+        from timm.data.imagenet_info import ImageNetInfo
+
+        info = ImageNetInfo("imagenet-1k")
+        return tuple(info.index_to_description(index) for index in range(1000))
+    return tuple(map(str, range(classes)))
+
+
 def make_adapter(options: Serve, model: nn.Module) -> tuple[Answering, Adapter]:
     """What a new tenant starts with."""
     fields = zoo.tuned(options.model, options.method) if options.model in zoo.RECIPES else {}
@@ -198,7 +214,9 @@ def make_adapter(options: Serve, model: nn.Module) -> tuple[Answering, Adapter]:
         source=options.source,
         **{**fields, **overrides},
     )
-    return adapter, adapter
+    if not options.guard or not adapter.trained:
+        return adapter, adapter
+    return Guard(adapter), adapter
 
 
 @contextmanager

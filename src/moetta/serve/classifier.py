@@ -10,9 +10,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from moetta.data.catalogue import SMALL_SETS
-from moetta.zoo.recipes import RECIPES
-
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
@@ -42,17 +39,3 @@ class Classifier:
         mean = torch.tensor(self.mean, device=device).view(shape) * 255
         std = torch.tensor(self.std, device=device).view(shape) * 255
         return stacked.float().sub_(mean).div_(std)
-
-
-def default_labels(name: str, classes: int) -> tuple[str, ...]:
-    """Names for a model's classes: known ones where the model says what it knows, else numbers."""
-    shipped = RECIPES.get(name)
-    if shipped is not None and shipped.classes == classes:
-        known = SMALL_SETS.get(shipped.data)
-        return known.classes if known else tuple(f"{number:02d}" for number in range(classes))
-    if classes == 1000:
-        from timm.data.imagenet_info import ImageNetInfo
-
-        info = ImageNetInfo("imagenet-1k")
-        return tuple(info.index_to_description(index) for index in range(1000))
-    return tuple(map(str, range(classes)))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -50,6 +51,8 @@ def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None
         backlog=1024,
         lifespan="on",
     )
+    # The event loop shares the interpreter with the engine, and its turns are short.
+    sys.setswitchinterval(0.001)
     sockets = [config.bind_socket()]
     server = Server(config, app.state.service)
     server.on_ready = on_ready

@@ -21,7 +21,7 @@ class Settings:
         max_wait_ms: how long a batch waits for company.
         learn_samples: images in one update; smaller batches are pooled until there are as many.
         learn_queue: with more images than this waiting, batches are answered without learning;
-            None is twice max_batch.
+            None is twice max_batch, or half of max_queue if that is less.
         max_queue: images that may wait; beyond it requests are refused.
         max_queue_per_tenant: images of one tenant that may wait; None is max_queue.
         queue_timeout: seconds an image may wait before it is dropped.
@@ -108,7 +108,9 @@ class Settings:
     @property
     def pressure(self) -> int:
         """The number of waiting images beyond which nothing is learnt."""
-        return 2 * self.max_batch if self.learn_queue is None else self.learn_queue
+        if self.learn_queue is not None:
+            return self.learn_queue
+        return min(2 * self.max_batch, self.max_queue // 2)
 
     @property
     def tenant_share(self) -> int:

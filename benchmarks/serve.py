@@ -1,0 +1,299 @@
+"""How fast the service is, and how it behaves when it gets more than it can hold.
+
+Starts one server per method and measures them in turns, so that what else the machine does falls on
+all of them alike: only ratios within one run mean something. `wrk` gives the throughput and the
+percentiles; a client of our own, which sends on a schedule whatever comes back, gives the overload.
+
+    python benchmarks/serve.py                      # the shipped digits-vit
+    python benchmarks/serve.py --model NAME --weights FILE --side 224 --tenants 1 10 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import atexit
+import io
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+EVERY = ("--learn-queue", "1000000")
+VARIANTS = {
+    "noadapt": ("--method", "noadapt"),
+    "moetta": ("--method", "moetta", "--no-guard", *EVERY),
+    "moetta, guard": ("--method", "moetta", *EVERY),
+}
+LUA = """
+local bodies = {}
+for i = 0, COUNT - 1 do
+  local f = io.open("FOLDER/" .. i .. ".png", "rb"); bodies[i + 1] = f:read("*a"); f:close()
+end
+local n = 0
+request = function()
+  n = n + 1
+  return wrk.format("POST", "/v1/predict", {["Content-Type"] = "image/png"}, bodies[n % COUNT + 1])
+end
+done = function(summary, latency, requests)
+  io.write(string.format("RESULT %d %d %d %.3f %.3f %.3f\\n", summary.requests,
+    summary.errors.status, summary.duration, latency:percentile(50) / 1000,
+    latency:percentile(95) / 1000, latency:percentile(99) / 1000))
+end
+"""
+
+
+class Server:
+    """`moetta serve` in a process."""
+
+    def __init__(self, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.state = tempfile.mkdtemp(prefix="moetta-bench-")
+        command = [sys.executable, "-m", "moetta", "serve", "--port", "0", "--threads", "1"]
+        begun = time.monotonic()
+        self.process = subprocess.Popen(
+            [*command, "--state", self.state, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        )
+        atexit.register(self.process.kill)
+        assert self.process.stdout is not None
+        found = re.search(r"http://\S+", self.process.stdout.readline())
+        if found is None:
+            raise SystemExit(f"the server did not start: moetta serve {' '.join(options)}")
+        self.url = found[0]
+        self.port = int(self.url.rpartition(":")[2])
+        self.seconds_to_ready = time.monotonic() - begun
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics by name with labels."""
+        text = urllib.request.urlopen(self.url + "/metrics", timeout=60).read().decode()
+        rows = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in rows}
+
+    def batches(self) -> tuple[float, float]:
+        """Batches so far: all, and those that were learnt from at once or in a pool."""
+        found = self.metrics()
+        by = {
+            kind: found.get(f'moetta_batches_total{{learning="{kind}"}}', 0.0)
+            for kind in ("learnt", "pooled", "pressure", "paused", "fixed", "failed")
+        }
+        return sum(by.values()), by["learnt"] + by["pooled"]
+
+    def memory(self) -> float:
+        """Resident megabytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def stop(self) -> int:
+        """End it; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(120)
+        shutil.rmtree(self.state, ignore_errors=True)
+        return code
+
+
+def bodies(side: int, count: int = 64) -> list[bytes]:
+    """PNG files of smooth random images."""
+    rng = np.random.default_rng(0)
+    out = []
+    for _ in range(count):
+        small = Image.fromarray(rng.integers(0, 255, (6, 6, 3), dtype=np.uint8))
+        file = io.BytesIO()
+        small.resize((side, side), Image.Resampling.BICUBIC).save(file, "PNG")
+        out.append(file.getvalue())
+    return out
+
+
+def wrk(server: Server, script: Path, clients: int, seconds: int) -> tuple[float, list[float]]:
+    """Answers per second, and p50, p95, p99 in ms."""
+    command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s"]
+    done = subprocess.run(
+        [*command, "-s", str(script), server.url], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"RESULT (.*)", done.stdout)
+    assert found is not None, done.stdout
+    requests, errors, micros, *percentiles = map(float, found[1].split())
+    return (requests - errors) / (micros / 1e6), percentiles
+
+
+async def one_request(port: int, body: bytes, timeout: float) -> tuple[str, float]:
+    """The status of one request on a connection of its own, and the seconds it took."""
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+                b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            status = (await reader.read(65536))[9:12].decode()
+            writer.close()
+    except TimeoutError:
+        status = "hang"
+    except OSError:
+        status = "cut"
+    return status or "cut", time.monotonic() - begun
+
+
+async def on_schedule(
+    server: Server, files: list[bytes], rate: float, seconds: float
+) -> tuple[Counter[str], float, list[float]]:
+    """Send ``rate`` requests a second, whatever comes back."""
+    tasks: list[asyncio.Task[tuple[str, float]]] = []
+    begun = time.monotonic()
+    while (now := time.monotonic() - begun) < seconds:
+        while len(tasks) < now * rate:
+            body = files[len(tasks) % len(files)]
+            tasks.append(asyncio.create_task(one_request(server.port, body, 60)))
+        await asyncio.sleep(0.005)
+    sent = len(tasks) / (time.monotonic() - begun)
+    results = await asyncio.gather(*tasks)
+    answered = sorted(took for status, took in results if status == "200")
+    return Counter(status for status, _ in results), sent, answered
+
+
+def throughput(options: argparse.Namespace, common: list[str], files: list[bytes]) -> float:
+    """The table of requests per second; returns what moetta holds with 256 clients."""
+    folder = Path(tempfile.mkdtemp(prefix="moetta-bodies-"))
+    for number, body in enumerate(files):
+        (folder / f"{number}.png").write_bytes(body)
+    script = folder / "post.lua"
+    script.write_text(LUA.replace("COUNT", str(len(files))).replace("FOLDER", str(folder)))
+    servers = {name: Server(*common, *given) for name, given in VARIANTS.items()}
+    print(
+        "time to ready:", ", ".join(f"{n} {s.seconds_to_ready:.1f} s" for n, s in servers.items())
+    )
+    print(
+        f"{'method':<14} {'clients':>7} {'req/s':>8} {'p50':>8} {'p95':>8} {'p99':>8}  learnt from"
+    )
+    best: dict[tuple[str, int], tuple[float, float]] = {}
+    for clients in options.clients:
+        rows: dict[str, list[tuple[float, list[float], float]]] = {name: [] for name in servers}
+        for server in servers.values():
+            wrk(server, script, clients, 1)
+        for _ in range(options.rounds):
+            for name, server in servers.items():
+                before = server.batches()
+                rate, percentiles = wrk(server, script, clients, options.seconds)
+                after = server.batches()
+                share = (after[1] - before[1]) / max(1, after[0] - before[0])
+                rows[name].append((rate, percentiles, share))
+        for name, found in rows.items():
+            rate = statistics.median(row[0] for row in found)
+            p50, p95, p99 = (statistics.median(row[1][i] for row in found) for i in range(3))
+            share = statistics.median(row[2] for row in found)
+            best[name, clients] = rate, p50
+            print(
+                f"{name:<14} {clients:>7} {rate:8.1f} {p50:8.1f} {p95:8.1f} {p99:8.1f}  {share:.0%}"
+            )
+    low, high = min(options.clients), max(options.clients)
+    for name in list(VARIANTS)[1:]:
+        print(
+            f"{name} against noadapt: throughput at {high} clients "
+            f"{best[name, high][0] / best['noadapt', high][0]:.2f} x (aim 0.45), p50 at {low} "
+            f"client(s) {best[name, low][1] / best['noadapt', low][1]:.2f} x (aim at most 1.15)"
+        )
+    for server in servers.values():
+        assert server.stop() == 0
+    shutil.rmtree(folder)
+    return best["moetta", high][0]
+
+
+def overload(options: argparse.Namespace, common: list[str], files: list[bytes]) -> None:
+    """Five times what it can hold: answers, refusals, memory."""
+    server = Server(*common, "--method", "moetta", "--max-queue", "128")
+    asyncio.run(on_schedule(server, files, 20, 2))
+    best, rate = 0.0, 25.0
+    while True:  # double the rate until it no longer keeps up
+        codes, _, took = asyncio.run(on_schedule(server, files, rate, options.seconds))
+        goodput = codes["200"] / options.seconds
+        best = max(best, goodput)
+        print(f"offered {rate:6.0f}/s: answered {goodput:6.1f}/s {dict(codes)}")
+        if goodput < 0.8 * rate:
+            break
+        rate *= 1.6
+    before, batches = server.memory(), server.batches()
+    codes, sent, took = asyncio.run(
+        on_schedule(server, files, 5 * best, max(10, 2 * options.seconds))
+    )
+    seconds = max(10, 2 * options.seconds)
+    goodput = codes["200"] / seconds
+    after = server.batches()
+    p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
+    print(
+        f"overload: offered {sent:.0f}/s (5 x {best:.0f}/s), answered {goodput:.1f}/s = "
+        f"{goodput / best:.2f} of the best (aim 0.90), {dict(codes)}; p50 {p50:.2f} s, "
+        f"p99 {p99:.2f} s; learnt from "
+        f"{(after[1] - batches[1]) / max(1, after[0] - batches[0]):.0%} of batches; "
+        f"memory {before:.0f} -> {server.memory():.0f} MB"
+    )
+    assert codes["hang"] == 0, "a request hangs"
+    assert server.stop() == 0
+
+
+def tenants(options: argparse.Namespace, common: list[str], files: list[bytes]) -> None:
+    """Memory with several tenants, each of which has learnt something."""
+    for count in options.tenants:
+        server = Server(
+            *common, "--method", "moetta", "--tenants-in-memory", str(max(count, 1)),
+            "--learn-samples", "2", "--max-wait-ms", "0",
+        )  # fmt: skip
+        base = server.memory()
+        begun = time.monotonic()
+        for tenant in range(count):
+            for body in files[:2]:
+                request = urllib.request.Request(
+                    server.url + "/v1/predict",
+                    body,
+                    {"Content-Type": "image/png", "X-Stream-Id": f"tenant-{tenant}"},
+                )
+                urllib.request.urlopen(request, timeout=120).read()
+        took = (time.monotonic() - begun) / count
+        print(
+            f"{count:>4} tenants: ready in {server.seconds_to_ready:.1f} s, {base:.0f} MB at "
+            f"start, {server.memory():.0f} MB with all of them "
+            f"({(server.memory() - base) / count:.2f} MB each), first two images {took:.2f} s each"
+        )
+        server.stop()
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="digits-vit")
+    parser.add_argument("--weights")
+    parser.add_argument("--side", type=int, default=32, help="side of the images sent")
+    parser.add_argument("--clients", type=int, nargs="*", default=[1, 16, 256])
+    parser.add_argument("--seconds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tenants", type=int, nargs="*", default=[])
+    parser.add_argument("--skip", nargs="*", default=[], choices=["throughput", "overload"])
+    options = parser.parse_args()
+    common = ["--model", options.model, "--queue-timeout", "30", "--max-queue", "1024"]
+    if options.weights:
+        common += ["--weights", options.weights]
+    files = bodies(options.side)
+    print(f"{options.model}, load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    if "throughput" not in options.skip:
+        throughput(options, common, files)
+    if "overload" not in options.skip:
+        overload(options, common[:-2], files)
+    tenants(options, common, files)
+    print(f"load after: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
