@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moetta.serve.classifier import default_labels
+from moetta.commands.serve import default_labels
 
 
 @pytest.mark.parametrize(
