@@ -14,13 +14,15 @@ from torch import Tensor
 
 from helpers.models import perceptron
 from helpers.operations import Operations
-from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, make
+from helpers.trials import LEARNS_NOTHING, METHODS, REFUSED, assert_finite, make
 
 EARLY, STEPS = 52, 5000
 # By default the others take fewer steps, so that the whole file needs less than a minute on one
 # core; `make slow` runs them to the end.
 LONG = ("noadapt", "moetta")
 FEWER = 300
+# These look at some samples twice, or do not learn from every batch.
+IN_PARTS = {"sar", "deyo", "roid", "spa", "rotta"}
 MIXED_SIZES = (2, 2, 2, 1)
 
 
@@ -46,7 +48,7 @@ def resident() -> int:
 
 
 def trials() -> Iterator[object]:
-    for method in METHODS:
+    for method in [m for m in METHODS if (m, "perceptron") not in REFUSED]:
         yield pytest.param(method, STEPS if method in LONG else FEWER, id=method)
         if method not in LONG:
             slow = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -81,8 +83,9 @@ def test_neither_state_nor_memory_nor_work_grows(method: str, steps: int) -> Non
             sizes[step] = {k: tuple(v.shape) for k, v in adapter.state_dict().items()}
     totals = adapter.totals
     assert (totals.steps, totals.samples, adapter.steps) == (steps, samples, steps)
-    assert totals.forwards % samples == 0 or method in ("sar", "deyo")
-    assert totals.skipped == 0
+    if method not in IN_PARTS:
+        assert totals.forwards % samples == 0
+        assert totals.skipped == 0
     assert (totals.backwards > 0) == (method not in LEARNS_NOTHING)
     assert sizes[EARLY] == sizes[steps]
     assert tensors[EARLY] == tensors[steps]

@@ -7,9 +7,11 @@ import torch
 
 from helpers.models import CLASSES, Family, call
 from helpers.trials import (
+    LEARNS_NOTHING,
     MERGES_WITHOUT_NOISE,
     NOT_THE_SOURCE_AT_START,
     REFUSED,
+    SOMETIMES_FINDS_NOTHING,
     assert_same,
     eager,
     make,
@@ -33,9 +35,10 @@ def test_learns_from_every_batch(method: str, family: Family) -> None:
     adapter = make(method, family)
     for seed in range(3):
         call(adapter, family.batch(4, seed))
-        assert adapter.last.skipped is None
-    assert adapter.totals.skipped == 0
-    assert (adapter.totals.backwards > 0) == bool(adapter.trained) == (method != "noadapt")
+        if method not in SOMETIMES_FINDS_NOTHING:
+            assert adapter.last.skipped is None
+    learns = method not in LEARNS_NOTHING
+    assert (adapter.totals.backwards > 0) == bool(adapter.trained) == learns
 
 
 @matrix

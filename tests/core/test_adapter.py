@@ -63,7 +63,9 @@ def test_a_report_says_what_was_done(method: str) -> None:
 
 def test_a_repr_is_short_and_tells() -> None:
     adapter = make("tent")
-    assert repr(adapter).startswith("Tent(VisionTransformer, TentConfig(seed=0, lr=0.01")
+    assert repr(adapter).startswith(
+        "Tent(VisionTransformer, TentConfig(seed=0, reset=None, lr=0.01"
+    )
     assert repr(adapter).endswith("steps=0, trained=160)")
 
 
@@ -256,6 +258,17 @@ def test_no_finite_input_spoils_anything(
         assert torch.isfinite(logits[sane]).all()
         assert_finite(adapter.state_dict())
     assert sane.all()
+
+
+@pytest.mark.parametrize("method", ["neo", "lame", "gain", "roid", "spa"])
+def test_a_sample_that_overflows_does_not_spoil_its_neighbours(method: str) -> None:
+    batch = images(4, 1)
+    batch[2] *= 1e30
+    adapter = make(method)
+    logits = adapter(batch)
+    assert torch.isfinite(logits[[0, 1, 3]]).all()
+    assert_finite(adapter.state_dict())
+    assert torch.isfinite(adapter(images(4, 2))).all()
 
 
 @every

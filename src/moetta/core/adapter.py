@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, ClassVar, Generic, Self
 
@@ -18,6 +18,7 @@ from moetta.core.config import Config
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
 from moetta.core.objective import Objective, Step
+from moetta.core.resets import POLICY, make_policy
 from moetta.core.step_report import StepReport, Totals
 from moetta.core.surgery import Surgery
 
@@ -97,6 +98,7 @@ class Adapter(Generic[C]):
         except BaseException:
             self.surgery.undo()  # a refused inplace=True must leave the user's model as it was
             raise
+        self.resets = make_policy(self)
         self._initial = self.state_dict()
 
     # --- what a method writes -------------------------------------------------------------------
@@ -137,7 +139,9 @@ class Adapter(Generic[C]):
         if skipped is None:
             self.running.update(found.running)
             self.after_step(found)
-            if found.losses:
+            if found.backwards is not None:
+                step.backwards = found.backwards
+            elif found.losses:
                 step.backwards = size if found.selected is None else int(found.selected.sum())
         return step
 
@@ -183,9 +187,13 @@ class Adapter(Generic[C]):
                     step.routing = self.routing(len(inputs))
                     self.predicted(step.logits)
             else:
+                if self.resets is not None:
+                    self.resets.before()
                 with torch.enable_grad():
                     step = self.learn(inputs)
                 self.predicted(step.logits)
+                if self.resets is not None:
+                    self.resets.after(inputs, step)
                 self.steps += 1
             torch.clear_autocast_cache()
             return self._account(len(inputs), step)
@@ -253,13 +261,13 @@ class Adapter(Generic[C]):
         tensor = next(self.model.parameters(), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
-    def gradients(self, loss: Tensor) -> list[Tensor] | None:
-        """Gradients of the trained parameters, or None if loss or gradient is not finite.
+    def gradients(self, loss: Tensor, others: Sequence[Tensor] = ()) -> list[Tensor] | None:
+        """Gradients of the trained parameters and of ``others``; None if one is not finite.
 
         Raises:
             ValueError: the loss depends on none of them. Nothing has changed then.
         """
-        parameters = list(self.trained.values())
+        parameters = [*self.trained.values(), *others]
         if not loss.requires_grad:
             raise ValueError(
                 "the model's logits carry no gradient to learn from: its forward pass runs under "
@@ -288,6 +296,8 @@ class Adapter(Generic[C]):
     def step_along(self, grads: list[Tensor]) -> None:
         """One optimiser step along these gradients."""
         assert self.optimizer is not None
+        if self.resets is not None:
+            grads = self.resets.along(grads)
         for parameter, grad in zip(self.trained.values(), grads, strict=True):
             parameter.grad = grad
         self.optimizer.step()
@@ -320,6 +330,22 @@ class Adapter(Generic[C]):
         with self.lock:
             self.load_state_dict(self._initial)
             self.last = None
+
+    def start_over(self, keep: int = 0) -> None:
+        """Return to the source model and go on: weights, optimiser and averages, not the counters.
+
+        Args:
+            keep: leave this many of the trained tensors, from the first on, as they are.
+        """
+        with torch.no_grad():
+            for name, parameter in list(self.trained.items())[keep:]:
+                parameter.copy_(self._initial[f"param.{name}"])
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+        for name in self.running:
+            if not name.startswith(POLICY):
+                value = self._initial.get(f"running.{name}")
+                self.running[name] = None if value is None else value.to(self.device, copy=True)
 
     def snapshot(self) -> None:
         """Remember the current state, in memory."""

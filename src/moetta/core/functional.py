@@ -37,3 +37,31 @@ def reliability(entropies: Tensor, e0: float) -> Tensor:
 def log_classes(logits: Tensor) -> float:
     """Ln C, the largest entropy there is: thresholds are given as shares of it."""
     return math.log(logits.shape[-1])
+
+
+def symmetric_cross_entropy(left: Tensor, right: Tensor) -> Tensor:
+    """Half the cross-entropy of each prediction against the other, by sample [B]."""
+    a, b = left.float().log_softmax(-1), right.float().log_softmax(-1)
+    return -0.5 * (b.exp() * a + a.exp() * b).sum(-1)
+
+
+def opinion_entropy(logits: Tensor) -> Tensor:
+    """COME's entropy: of an opinion that may also say "I do not know" (Zhang et al., 2025).
+
+    Each class gets the evidence exp z, ignorance the evidence C. The length of the logits is a
+    constant for the gradient, so that they cannot grow to look sure.
+
+    >>> round(opinion_entropy(torch.tensor([[2.0, 0.0, 0.0]])).item(), 4)
+    1.0579
+    """
+    z = logits if logits.dtype == torch.float64 else logits.float()
+    length = z.detach().norm(dim=-1, keepdim=True)
+    tiny = torch.finfo(z.dtype).tiny
+    z = z / z.norm(dim=-1, keepdim=True).clamp(min=tiny) * length
+    ignorance = torch.full_like(z[..., :1], log_classes(logits))
+    opinion = torch.cat((z, ignorance), -1).softmax(-1) + 1e-7
+    return -(opinion * opinion.log()).sum(-1)
+
+
+UNCERTAINTIES = {"entropy": entropy, "come": opinion_entropy}
+"""What methods that minimise entropy may minimise instead."""

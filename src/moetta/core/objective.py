@@ -20,6 +20,7 @@ class Objective:
             the batch is skipped.
         entropy: entropy of each sample's prediction [B]; computed from the logits if None.
         forwards: samples forwarded, all passes together; the batch size if None.
+        backwards: samples differentiated, all passes together; the selected ones if None.
         running: running values (`Adapter.running`) as they are after this batch. They are taken on
             only if the batch is not skipped.
         skipped: why there is nothing to learn from, or None.
@@ -32,6 +33,7 @@ class Objective:
     selected: Tensor | None = None
     entropy: Tensor | None = None
     forwards: int | None = None
+    backwards: int | None = None
     running: dict[str, Tensor | None] = field(default_factory=dict)
     skipped: str | None = None
     without_selection: bool = False

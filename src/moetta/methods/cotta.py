@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter, Source
-from moetta.core.config import positive, require, share
+from moetta.core.config import positive, share
+from moetta.core.functional import symmetric_cross_entropy
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import SGDConfig
 from moetta.core.objective import Objective
+from moetta.core.pixels import PixelConfig, Pixels
+from moetta.core.teacher import Teacher, holding
 from moetta.methods.registry import Citation, Drawn, register
 from moetta.nn.norms import BatchStatNorm, describe
 
-UNKNOWN_PIXELS = (
-    "cotta augments un-normalised pixels, but this model does not say how its inputs are "
-    "normalised: pass mean= and std= (one number per channel), or threshold=0 to turn "
-    "augmentation off"
-)
-
 
 @dataclass(frozen=True)
-class CoTTAConfig(SGDConfig):
+class CoTTAConfig(PixelConfig, SGDConfig):
     """CoTTA.
 
     Attributes:
@@ -38,9 +33,6 @@ class CoTTAConfig(SGDConfig):
         augmentations: how many views the teacher's logits are then averaged over.
         decay: how much of its weights the teacher keeps at each step.
         restore: probability with which each trained number returns to its source value.
-        mean: the mean that was subtracted from the pixels, by channel, so that augmentation can
-            undo it; None reads it from a timm model's configuration.
-        std: the standard deviation that the pixels were divided by; None as for the mean.
     """
 
     lr: float = 1e-3
@@ -48,20 +40,12 @@ class CoTTAConfig(SGDConfig):
     augmentations: int = 32
     decay: float = 0.999
     restore: float = 0.001
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-
-    def with_pixels(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """Augmentation undoes the normalisation."""
-        return self if self.mean is not None else replace(self, mean=mean, std=std)
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
         positive(self, "augmentations")
         share(self, "threshold", "decay", "restore")
-        require((self.mean is None) == (self.std is None), "give both mean and std, or neither")
-        require(not self.std or min(self.std) > 0, f"std must be above 0, got {self.std}")
 
 
 @register(
@@ -101,36 +85,33 @@ class CoTTA(Adapter[CoTTAConfig]):
         parameters = self.make_trainable(chosen)
         self.optimizer = self.config.sgd(parameters)
         # What is not trained is the same in all three; the teacher keeps only what is.
-        for name, parameter in chosen:
-            self.running[f"teacher.{name}"] = parameter.detach().clone()
-        if self.config.threshold > 0 and None in self._normalisation()[:2]:
+        self.teacher = Teacher(self)
+        self.pixels = Pixels(self, self.config, "set threshold=0, which never augments")
+        if self.config.threshold > 0 and not self.pixels.known:
             # An uncertain batch may come late in a run, and would end it.
             unsure = f"once the mean confidence in a batch falls below {self.config.threshold}, "
-            warnings.warn(unsure + UNKNOWN_PIXELS, stacklevel=4)
+            warnings.warn(unsure + self.pixels.unknown(), stacklevel=4)
 
     def _origin(self) -> list[Tensor]:
         return [self.surgery.source[name] for name in self.trained]
 
-    def _teacher(self) -> list[Tensor]:
-        values = [self.running[f"teacher.{name}"] for name in self.trained]
-        return [value for value in values if value is not None]
-
-    def _as(self, values: list[Tensor]) -> contextlib.AbstractContextManager[None]:
-        return holding(list(self.trained.values()), values)
+    def _as_source(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block the network is the source model."""
+        return holding(list(self.trained.values()), self._origin())
 
     def predict(self, inputs: Inputs) -> Tensor:
         """The teacher's prediction."""
-        with self._as(self._teacher()):
+        with self.teacher.answering():
             return inputs.logits(self.model)
 
     def objective(self, inputs: Inputs) -> Objective:
         """How far the student's prediction is from the teacher's."""
         config = self.config
         with torch.no_grad():
-            with self._as(self._origin()):
+            with self._as_source():
                 confidence = inputs.logits(self.model).float().softmax(-1).amax(-1).mean()
             views = config.augmentations if confidence < config.threshold else 0
-            with self._as(self._teacher()):
+            with self.teacher.answering():
                 target = self._augmented(inputs) if views else inputs.logits(self.model)
         self.predicted(target)  # the student's pass follows
         loss = symmetric_cross_entropy(inputs.logits(self.model), target).mean()
@@ -139,7 +120,7 @@ class CoTTA(Adapter[CoTTAConfig]):
 
     def after_step(self, objective: Objective) -> None:
         """The teacher follows the student; the student forgets a little."""
-        self._follow()
+        self.teacher.follow(self.config.decay)
         self._forget(self._origin())
 
     def _augmented(self, inputs: Inputs) -> Tensor:
@@ -147,47 +128,11 @@ class CoTTA(Adapter[CoTTAConfig]):
         # torchvision takes long to import, and no other method needs it.
         from moetta.nn.augment import augment
 
-        images = inputs.images
-        if images is None:
-            raise ValueError(
-                "cotta's source model is unsure of this batch and would augment it, which needs "
-                "images [B, C, H, W]; set threshold=0 for other inputs"
-            )
-        mean, std = self._pixel_scale(images)
-        generator, pixels = self.generator(), images * std + mean
-        total: Tensor | float = 0.0
+        generator, total = self.generator(), torch.zeros((), device=self.device)
         for _ in range(self.config.augmentations):
-            view = (augment(pixels, generator) - mean) / std
-            total = total + inputs.with_images(view).logits(self.model)
-        return torch.as_tensor(total) / self.config.augmentations
-
-    def _normalisation(self) -> tuple[Any, Any, str]:
-        """How the pixels were normalised (mean, standard deviation), and who says so."""
-        if self.config.mean is not None:
-            return self.config.mean, self.config.std, "mean= and std= give"
-        own = getattr(self.network, "pretrained_cfg", None)
-        own = own or getattr(self.network, "default_cfg", None) or {}
-        return own.get("mean"), own.get("std"), "the model's configuration gives"
-
-    def _pixel_scale(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """How the pixels were normalised, in a form to compute with."""
-        mean, std, said = self._normalisation()
-        if mean is None or std is None:
-            raise ValueError(UNKNOWN_PIXELS)
-        channels = images.shape[1]
-        if {len(mean), len(std)} - {1, channels}:
-            raise ValueError(
-                f"the images have {channels} channels, but {said} {len(mean)} means and "
-                f"{len(std)} deviations; pass mean= and std= with one number per channel"
-            )
-        shape = (1, -1, 1, 1)
-        return images.new_tensor(mean).view(shape), images.new_tensor(std).view(shape)
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        keep = self.config.decay
-        for teacher, student in zip(self._teacher(), self.trained.values(), strict=True):
-            teacher.mul_(keep).add_(student, alpha=1 - keep)
+            view = self.pixels.changed(inputs, lambda x: augment(x, generator))
+            total = total + view.logits(self.model)
+        return total / self.config.augmentations
 
     @torch.no_grad()
     def _forget(self, origin: list[Tensor]) -> None:
@@ -206,32 +151,8 @@ class CoTTA(Adapter[CoTTAConfig]):
 
     def merge(self) -> nn.Module:
         """The teacher, as a separate model."""
-        with self.lock, self._as(self._teacher()):
+        with self.lock, self.teacher.answering():
             return super().merge()
-
-
-@contextlib.contextmanager
-def holding(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
-    """Within the block the parameters hold other values; nothing is copied.
-
-    Only for passes without gradients.
-    """
-    kept = [p.data for p in parameters]
-    try:
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.data = value
-        torch.clear_autocast_cache()  # it knows tensors by identity, not by value
-        yield
-    finally:
-        for parameter, value in zip(parameters, kept, strict=True):
-            parameter.data = value
-        torch.clear_autocast_cache()
-
-
-def symmetric_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
-    """Half the cross-entropy of each against the other, by sample."""
-    s, t = student.float().log_softmax(-1), teacher.detach().float().log_softmax(-1)
-    return -0.5 * (t.exp() * s + s.exp() * t).sum(-1)
 
 
 def bernoulli_positions(total: int, probability: float, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 from moetta.core import source_images
 from moetta.core.adapter import Source
 from moetta.core.config import positive, require, share
-from moetta.core.functional import entropy, log_classes, masked_mean, reliability
+from moetta.core.functional import UNCERTAINTIES, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.core.objective import Objective
@@ -31,6 +31,8 @@ class EATAConfig(SGDConfig):
         fisher_samples: how many source images the Fisher weights are computed from: drawn at
             random from a longer tensor, the first ones of any other iterable.
         fisher_batch: batch size of that computation.
+        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
+            of an opinion ("come").
         decay: how much of the average prediction a step keeps.
     """
 
@@ -40,6 +42,7 @@ class EATAConfig(SGDConfig):
     fisher_weight: float = 2000.0
     fisher_samples: int = 2000
     fisher_batch: int = 64
+    objective: Literal["entropy", "come"] = "entropy"
     decay: float = 0.9
 
     def __post_init__(self) -> None:
@@ -113,7 +116,7 @@ class EATA(NormAffineAdapter[EATAConfig]):
         config = self.config
         logits = self.predict(inputs)
         e0 = config.e0 * log_classes(logits)
-        entropies = entropy(logits)
+        entropies = UNCERTAINTIES[config.objective](logits)
         selected = entropies.detach() < e0
         average = self.running["probability"]
         if average is not None:
@@ -122,7 +125,7 @@ class EATA(NormAffineAdapter[EATAConfig]):
         losses = {"entropy": masked_mean(reliability(entropies, e0) * entropies, selected)}
         if config.fisher_weight:
             losses["fisher"] = config.fisher_weight * self._distance()
-        return Objective(logits, losses, selected, entropies)
+        return Objective(logits, losses, selected)
 
     def after_step(self, objective: Objective) -> None:
         """Move the average prediction towards what was learnt from."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter, Source
 from moetta.core.config import positive, require
-from moetta.core.functional import entropy, log_classes, masked_mean, reliability
+from moetta.core.functional import UNCERTAINTIES, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import SGDConfig
 from moetta.core.objective import Objective, Step
@@ -37,6 +37,8 @@ class MoETTAConfig(SGDConfig):
         top_k_weights: for top_k > 1, weigh the experts by their share of probability, or each by 1.
         balance: weight of the load-balancing loss, relative to the average entropy (lambda).
         e0: reference of the weight exp(e0 - H), as a share of ln C.
+        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
+            of an opinion ("come").
         frozen: norm layers left as they are, by index, as in "0-5,8"; None is the paper's choice
             for the architecture (the first of a ViT-B, 0-14 of a ViT-L, a ConvNeXt's first ninth).
         plain: norm layers whose own scale and shift are trained, without experts.
@@ -66,6 +68,7 @@ class MoETTAConfig(SGDConfig):
     top_k_weights: Literal["share", "one"] = "share"
     balance: float = 0.2
     e0: float = 0.4
+    objective: Literal["entropy", "come"] = "entropy"
     frozen: str | None = None
     plain: str = ""
     channels_first: bool = False
@@ -220,7 +223,7 @@ class MoETTA(Adapter[MoETTAConfig]):
         config = self.config
         logits = self.predict(inputs)
         routings = self._routings()
-        entropies = entropy(logits)
+        entropies = UNCERTAINTIES[config.objective](logits)
         threshold, running = self._advance(entropies.detach().mean())
         selected = torch.ones_like(entropies, dtype=torch.bool)
         if config.select:
@@ -235,9 +238,7 @@ class MoETTA(Adapter[MoETTAConfig]):
         balanced = bool(routings and config.balance)
         if not balanced and not selected.any() and torch.isfinite(threshold):
             self.running.update(running)  # such a batch counts in the running averages too
-        return Objective(
-            logits, losses, selected, entropies, running=running, without_selection=balanced
-        )
+        return Objective(logits, losses, selected, running=running, without_selection=balanced)
 
     def predict(self, inputs: Inputs) -> Tensor:
         """Predict without learning."""

@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from moetta.core.adapter import Source
 from moetta.core.config import positive, share
-from moetta.core.functional import entropy, log_classes, masked_mean
+from moetta.core.functional import UNCERTAINTIES, log_classes, masked_mean
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.core.objective import Step
@@ -39,6 +38,8 @@ class SARConfig(SGDConfig):
         rho: radius of the sharpness-aware perturbation.
         decay: how much of the average loss a step keeps.
         recover_below: an average loss below this means collapse: start again from the source.
+        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
+            of an opinion ("come").
         second: which samples the second filter looks at: those the first one kept, or the whole
             batch.
         predict: which logits are returned: the first pass's, or those at the perturbed weights.
@@ -53,6 +54,7 @@ class SARConfig(SGDConfig):
     rho: float = 0.05
     decay: float = 0.9
     recover_below: float = 0.2
+    objective: Literal["entropy", "come"] = "entropy"
     second: Literal["kept", "batch"] = "kept"
     predict: Literal["first", "perturbed"] = "first"
 
@@ -116,12 +118,11 @@ class SAR(NormAffineAdapter[SARConfig]):
         if config.predict == "first":
             self.predicted(logits)
         threshold = config.e0 * log_classes(logits)
-        entropies = entropy(logits)
+        uncertainty = UNCERTAINTIES[config.objective]
+        entropies = uncertainty(logits)
         reliable = entropies.detach() < threshold
         loss = masked_mean(entropies, reliable)
-        step = Step(
-            logits, forwards=size, entropy=entropies, selected=reliable, losses={"entropy": loss}
-        )
+        step = Step(logits, forwards=size, selected=reliable, losses={"entropy": loss})
         if not reliable.any():
             step.skipped = "no sample selected"
             return step
@@ -135,14 +136,14 @@ class SAR(NormAffineAdapter[SARConfig]):
             step.forwards += size
             if config.predict == "perturbed":
                 self.predicted(sharp_logits)
-            sharp = entropy(sharp_logits)
+            sharp = uncertainty(sharp_logits)
             second = sharp.detach() < threshold
             if config.second == "kept":
                 second &= reliable
             sharp_loss = masked_mean(sharp, second)
             sharp_grads = self.gradients(sharp_loss) if second.any() else None
         if config.predict == "perturbed":
-            step.logits, step.entropy = sharp_logits, sharp
+            step.logits = sharp_logits
         step.losses["sharp"] = sharp_loss
         if sharp_grads is None:
             empty = not second.any()
@@ -163,10 +164,4 @@ class SAR(NormAffineAdapter[SARConfig]):
         average = loss if average is None else keep * average + (1 - keep) * loss
         self.running["average_loss"] = average
         if average < self.config.recover_below:
-            # Weights, momentum and average all go back; the counters continue.
-            assert self.optimizer is not None
-            with torch.no_grad():
-                for name, parameter in self.trained.items():
-                    parameter.copy_(self._initial[f"param.{name}"])
-            self.optimizer.state.clear()
-            self.running["average_loss"] = None
+            self.start_over()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from moetta.core.functional import entropy
+from moetta.core.functional import UNCERTAINTIES
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import NormAffineAdapter, SGDConfig
 from moetta.core.objective import Objective
@@ -13,9 +14,15 @@ from moetta.methods.registry import Citation, Drawn, register
 
 @dataclass(frozen=True)
 class TentConfig(SGDConfig):
-    """Tent has no settings beyond the optimiser's."""
+    """Tent.
+
+    Attributes:
+        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
+            of an opinion ("come").
+    """
 
     lr: float = 5e-4
+    objective: Literal["entropy", "come"] = "entropy"
 
 
 @register(
@@ -41,5 +48,5 @@ class Tent(NormAffineAdapter[TentConfig]):
     def objective(self, inputs: Inputs) -> Objective:
         """The mean entropy."""
         logits = self.predict(inputs)
-        entropies = entropy(logits)
-        return Objective(logits, {"entropy": entropies.mean()}, entropy=entropies)
+        uncertainty = UNCERTAINTIES[self.config.objective](logits)
+        return Objective(logits, {"entropy": uncertainty.mean()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torchvision.transforms.functional as TF
 from torch import Tensor
@@ -10,7 +12,14 @@ from torchvision.transforms import InterpolationMode
 _GREY = 1  # one channel has neither saturation nor hue
 
 
-def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
+def augment(
+    pixels: Tensor,
+    generator: torch.Generator,
+    *,
+    blur: bool = True,
+    noise: bool = True,
+    padding: Literal["edge", "reflect"] = "edge",
+) -> Tensor:
     """One random view, with the same draw for every image of the batch.
 
     The padding is half of each side and the shift at most 1/16 of the padded side, which is 112
@@ -19,12 +28,16 @@ def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
     Args:
         pixels: [B, C, H, W] in [0, 1] (values beyond are clipped), with one or three channels.
         generator: where the draws come from; on the device of the pixels.
+        blur: blur a little.
+        noise: add a little noise.
+        padding: what lies beyond the edges.
     """
     if pixels.shape[1] not in (_GREY, 3):
         raise ValueError(f"can augment images of 1 or 3 channels, not {pixels.shape[1]}")
     x = _jitter(pixels.clamp(0, 1), generator)
-    x = _move(x, generator)
-    x = x + 0.005 * torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    x = _move(x, generator, blur, padding)
+    if noise:
+        x = x + 0.005 * torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
     return x.clamp(0, 1)
 
 
@@ -50,8 +63,8 @@ def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
-def _move(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn, shift, zoom and blur within a replicated margin; perhaps mirror."""
+def _move(x: Tensor, generator: torch.Generator, blur: bool, padding: str) -> Tensor:
+    """Turn, shift, zoom and perhaps blur within a margin; perhaps mirror."""
     height, width = x.shape[2:]
     pad_y, pad_x = height // 2, width // 2
     reach_y, reach_x = (height + 2 * pad_y) / 16, (width + 2 * pad_x) / 16
@@ -64,10 +77,11 @@ def _move(x: Tensor, generator: torch.Generator) -> Tensor:
         (0.001, 0.5),
         (0, 1),
     )
-    x = TF.pad(x, [pad_x, pad_y], padding_mode="edge")
+    x = TF.pad(x, [pad_x, pad_y], padding_mode=padding)
     x = TF.affine(
         x, angle, [round(right), round(down)], scale, [0.0, 0.0], InterpolationMode.BILINEAR
     )
-    x = TF.gaussian_blur(x, [5, 5], [sigma, sigma])
+    if blur:
+        x = TF.gaussian_blur(x, [5, 5], [sigma, sigma])
     x = TF.center_crop(x, [height, width])
     return TF.hflip(x) if mirror < 0.5 else x

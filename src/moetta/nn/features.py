@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from moetta.nn.blocks import find_blocks
 from moetta.nn.norms import Norm, find_norms
 
-_CLASS_TOKENS = ("cls_token", "class_token", "cls_tokens", "class_tokens", "cls_embedding")
+CLASS_TOKENS = ("cls_token", "class_token", "cls_tokens", "class_tokens", "cls_embedding")
 
 
 class Features:
@@ -26,7 +26,7 @@ class Features:
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.class_token = any(
-            name.rpartition(".")[2] in _CLASS_TOKENS for name, _ in network.named_parameters()
+            name.rpartition(".")[2] in CLASS_TOKENS for name, _ in network.named_parameters()
         )
         self.layers = _listened(network)
 

@@ -355,7 +355,9 @@ def leaves_skipped_batches(trial: Trial) -> None:
         for head in heads(undecided):
             head.weight.zero_()
             head.bias.zero_()
-    adapter = Trial(trial.method, trial.family).make(undecided)
+    # With the defaults: the settings of the trials may be chosen to select every sample.
+    needed = {k: v for k, v in trial.config.items() if k in ("mean", "std")}
+    adapter = Trial(trial.method, trial.family, needed).make(undecided)
     _step_and_compare(adapter, trial.family.batch(4, 0), "a batch of undecided predictions")
     if trial.family.kind != "text":
         batch = trial.family.batch(4, 0)

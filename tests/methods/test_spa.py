@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import moetta
+from helpers.models import images, small_vit
+from helpers.reference import Plain
+from moetta.methods.spa import drop_frequencies, low_frequencies, rescaled
+
+PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+
+def test_the_noise_is_rescaled_as_defined() -> None:
+    found = rescaled(torch.tensor([1.0, 0.5, 0.5, 0.0]), 0.4).tolist()
+    assert found == pytest.approx([1, 0.516398, 0.516398, 0], abs=1e-6)
+
+
+def test_the_window_of_low_frequencies() -> None:
+    first, last = low_frequencies(224, 0.2)
+    assert (first, last, last - first + 1) == (90, 133, 44)
+
+
+@settings(max_examples=25, deadline=None)
+@given(side=st.integers(5, 40), share=st.floats(0, 1), seed=st.integers(0, 99))
+def test_a_view_without_some_frequencies_is_real_and_keeps_the_rest(
+    side: int, share: float, seed: int
+) -> None:
+    x = torch.randn(2, 3, side, side + 3, generator=torch.Generator().manual_seed(seed)).double()
+    view = drop_frequencies(x, 0.3, share, torch.Generator().manual_seed(seed))
+    before, after = torch.fft.fft2(x), torch.fft.fft2(view)
+    kept = after.abs() > 1e-6
+    # A frequency is whole or gone: were the mask not symmetric, the real part would halve some.
+    torch.testing.assert_close(after[kept], before[kept], rtol=1e-6, atol=1e-6)
+    gone = torch.fft.fftshift((before - after).abs() > 1e-6, dim=(-2, -1)).any(0).any(0)
+    rows = gone.any(1).nonzero().flatten().tolist()
+    top, bottom = low_frequencies(side, 0.3)
+    # The mirrored mask may reach one row further on the other side.
+    assert all(top - 1 <= row <= bottom + 1 for row in rows)
+
+
+def test_no_drop_returns_the_image() -> None:
+    x = images(2, 0)
+    view = drop_frequencies(x, 0.2, 0.0, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(view, x, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_agrees_with_plain_autograd() -> None:
+    """Three steps with both views drawn by the test from the same random numbers."""
+    lr, rate = 0.02, 0.05
+    plain = Plain(small_vit().double(), lr=lr)
+    heard: list[Tensor] = []
+    head = plain.model.head
+    assert isinstance(head, nn.Linear)
+    head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    predictor = torch.eye(head.in_features).double()
+    velocity = torch.zeros_like(predictor)
+    adapter = moetta.adapt(small_vit().double(), "spa", lr=lr, predictor_lr=rate, patch=8, **PIXELS)
+    amounts: Tensor | None = None
+    rising: Tensor | None = None
+    for seed, size in enumerate((6, 6, 3)):
+        x = images(size, seed).double()
+        side = x.shape[-1]
+        patches = -(-side // 8)
+        if amounts is None:
+            amounts = torch.full((patches, patches), 0.4**0.5).double()
+        a = amounts.clone().requires_grad_(True)
+        predictor = predictor.detach().requires_grad_(True)
+        with torch.no_grad():
+            z = plain.model(x)
+        dropped = drop_frequencies(x.float(), 0.2, 0.2, adapter.generator()).double()
+        noise = torch.randn(1, *x.shape[1:], generator=adapter.generator(1)).double()
+        part = torch.kron(a, torch.ones(8, 8).double())[:side, :side] ** 2
+        noisy = ((1 - part) * x + part * noise).clamp(-1, 1)
+        log_p = z.log_softmax(1)
+        loss, pairs = torch.zeros(()).double(), 0
+        for view in (dropped, noisy):
+            plain.model(view)
+            u = (heard[-1] @ predictor.T @ head.weight.T + head.bias).log_softmax(1)
+            harder = log_p.amax(1) > u.detach().amax(1)
+            pairs += int(harder.sum())
+            divergence = (log_p.exp() * (log_p - u)).sum(1)
+            if harder.any():
+                loss = loss + divergence[harder].mean()
+        *grads, own, up = torch.autograd.grad(loss, [*plain.parameters, predictor, a])
+        plain.step(grads)
+        velocity = 0.9 * velocity + own
+        predictor = predictor.detach() - rate * velocity
+        rising = up if rising is None else 0.9 * rising + up
+        moved = amounts + rising
+        amounts = (moved * (0.4 / (moved**2).mean()).sqrt()).clamp(-1, 1)
+        torch.testing.assert_close(adapter(x), z, rtol=1e-5, atol=1e-5)
+        assert adapter.last is not None
+        assert (adapter.last.forwards, adapter.last.backwards) == (3 * size, pairs)
+        state = adapter.state_dict()
+        for name, mine in zip(plain.names, plain.parameters, strict=True):
+            torch.testing.assert_close(state[f"param.{name}"], mine.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state["running.noise"].double(), amounts, rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_is_learnt_where_no_view_is_harder() -> None:
+    model = small_vit()
+    assert isinstance(model.head, nn.Linear)
+    nn.init.zeros_(model.head.weight)  # every image, and every view of it, gets the same answer
+    adapter = moetta.adapt(model, "spa", **PIXELS)
+    start = adapter.state_dict()
+    assert torch.isfinite(adapter(images(4, 0))).all()
+    assert adapter.last is not None
+    assert adapter.last.skipped == "no sample selected"
+    after = adapter.state_dict()
+    assert all(torch.equal(after[k], start[k]) for k in start if k.startswith("param."))
+
+
+def test_other_inputs_than_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="pass mean= and std="):
+        moetta.adapt(nn.Sequential(small_vit()), "spa")

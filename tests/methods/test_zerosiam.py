@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import moetta
+from helpers.models import images, small_vit
+from helpers.reference import Plain, entropies
+from moetta.methods.zerosiam import symmetric_divergence
+
+
+def kl(a: Tensor, b: Tensor) -> Tensor:
+    return (a * (a.log() - b.log())).sum(-1)
+
+
+def test_the_worked_example() -> None:
+    plain, stretched = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]])
+    assert entropies(stretched).item() == pytest.approx(0.365334, abs=1e-6)
+    assert symmetric_divergence(stretched, plain).item() == pytest.approx(0.149738, abs=1e-6)
+    assert entropies(plain).item() == pytest.approx(0.582203, abs=1e-6)
+
+
+def test_several_steps_agree_with_plain_autograd() -> None:
+    plain = Plain(small_vit().double(), lr=0.02)
+    heard: list[Tensor] = []
+    head = plain.model.head
+    assert isinstance(head, nn.Linear)
+    head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    predictor = torch.eye(head.in_features).double().requires_grad_(True)
+    velocity = torch.zeros_like(predictor)
+    adapter = moetta.adapt(small_vit().double(), "zerosiam", lr=0.02, predictor_lr=0.05)
+    for seed, size in enumerate((8, 8, 1, 5)):
+        x = images(size, seed).double()
+        z = plain.model(x)
+        u = heard[-1] @ predictor.T @ head.weight.T + head.bias
+        p_r, p_o = z.detach().softmax(1), u.softmax(1)
+        loss = (entropies(u) + kl(p_r, p_o) + kl(p_o, p_r)).mean()
+        *grads, own = torch.autograd.grad(loss, [*plain.parameters, predictor])
+        plain.step(grads)
+        velocity = 0.9 * velocity + own
+        predictor = (predictor - 0.05 * velocity).detach().requires_grad_(True)
+        torch.testing.assert_close(adapter(x), z.detach(), rtol=1e-5, atol=1e-5)
+        assert adapter.last is not None
+        assert sum(adapter.last.losses.values()) == pytest.approx(loss.item(), abs=1e-5)
+        assert (adapter.last.forwards, adapter.last.backwards) == (size, size)
+        state = adapter.state_dict()
+        torch.testing.assert_close(
+            state["param.predictor"].double(), predictor.detach(), rtol=1e-4, atol=1e-5
+        )
+        for name, mine in zip(plain.names, plain.parameters, strict=True):
+            torch.testing.assert_close(state[f"param.{name}"], mine.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_step_of_the_norm_layers_is_tents() -> None:
+    zero, tent = (moetta.adapt(small_vit(), name, lr=0.01) for name in ("zerosiam", "tent"))
+    zero(images(8, 0))
+    tent(images(8, 0))
+    mine = zero.state_dict()
+    for name, value in tent.state_dict().items():
+        if name.startswith("param."):
+            torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_presets_hold_the_authors_rates() -> None:
+    config = moetta.list_methods()["zerosiam"].config.preset("convnext_tiny")
+    assert config.to_dict()["lr"] == 2.5e-4
+    assert config.to_dict()["predictor_lr"] == 2.5e-3
