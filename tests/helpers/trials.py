@@ -41,8 +41,8 @@ REFUSED: dict[tuple[str, str], str] = {
     ("roid", "hf_bert"): r"needs an image batch \[B, C, H, W\].*consistency=False",
     ("spa", "hf_bert"): r"needs an image batch \[B, C, H, W\]",
     ("rotta", "hf_bert"): r"needs an image batch \[B, C, H, W\]",
-    **{
-        (method, "timm_deit"): "logits are not what its last linear layer"  # it has two heads
+    **{  # DeiT has two heads
+        (method, "timm_deit"): "logits are not the output of its last linear layer"
         for method in ("neo", "lame", "gain", "zerosiam", "spa")
     },
     **{(m, "perceptron"): "" for m in ("norm", "alpha_bn", "rem")},

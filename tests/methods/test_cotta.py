@@ -267,5 +267,5 @@ def test_a_model_without_weights_is_refused():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(1)[:, :5] * self.scale
 
-    with pytest.raises(ValueError, match="trains weights and biases, and this model has none"):
+    with pytest.raises(ValueError, match="trains weights and biases, but this model has none"):
         moetta.adapt(Bare(), "cotta")

@@ -48,7 +48,7 @@ def test_a_registered_method_can_be_used_everywhere() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValueError, match=r"'tent' is registered already, by moetta.methods.tent"):
+    with pytest.raises(ValueError, match=r"'tent' is already registered by moetta.methods.tent"):
         add("tent")
 
 

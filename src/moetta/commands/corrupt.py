@@ -1,4 +1,4 @@
-"""`moetta corrupt`: writes an ImageNet-C-style tree, and shows how far it is."""
+"""`moetta corrupt`: writes an ImageNet-C-style tree and shows its progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 @dataclass(frozen=True)
 class Corrupt(CorruptOptions):
-    """Write corrupted copies of the images in SRC to DST, laid out as ImageNet-C."""
+    """Write corrupted copies of the images in SRC to DST, laid out like ImageNet-C."""
 
     src: tyro.conf.Positional[Path]
     """Folder of images, usually with one folder per class."""
@@ -45,7 +45,7 @@ def corrupt(options: Corrupt) -> None:
 
 
 class _Meter:
-    """A bar with the time left on a terminal; elsewhere a line every ten seconds."""
+    """A progress bar in a terminal; elsewhere a line every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -71,7 +71,7 @@ class _Meter:
         self._bar.stop()
 
     def report(self, done: int, total: int, problem: str | None) -> None:
-        """Show that so many files of the total are done, and why an image was skipped."""
+        """Show how many of the files are done, and why an image was skipped."""
         if problem is not None:
             self._console.print(f"skipped: {problem}", markup=False, soft_wrap=True)
         self._bar.update(self._task, completed=done, total=total)

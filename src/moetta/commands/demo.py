@@ -48,7 +48,7 @@ def demo(options: Demo) -> None:
     console.print(
         "A small model has been trained on clean images of two-digit numbers. Now it sees the "
         f"{options.stream} stream: noise, blur, weather, other styles and clean images, all "
-        "mixed.\nEach method adapts the model while it predicts; noadapt leaves it as it is.",
+        "mixed.\nEach method adapts the model while it predicts; noadapt leaves it unchanged.",
         highlight=False,
     )
     outcomes = options.run(cells)

@@ -53,7 +53,7 @@ STOPPED = "stopped after {done} of {total} runs; the same command resumes where 
 
 
 class Lines(Display):
-    """A line about each cell every now and then, and one when it ends."""
+    """A line per cell now and then, and one when it ends."""
 
     def __init__(self, every: float = 30.0) -> None:
         self.every = every
@@ -66,7 +66,7 @@ class Lines(Display):
         print(f"{self.total} run{'s' if self.total > 1 else ''}", flush=True)
 
     def update(self, cell: Cell, progress: Progress) -> None:
-        """Say how far a cell is, unless that was said a moment ago."""
+        """Show a cell's progress, unless that was shown a moment ago."""
         now = time.monotonic()
         if now - self.told.setdefault(cell, now) >= self.every:
             self.told[cell] = now
@@ -93,7 +93,7 @@ class JSONLines(Display):
         self._say("begin", cells=[_identity(cell) for cell in cells])
 
     def update(self, cell: Cell, progress: Progress) -> None:
-        """Say how far a cell is."""
+        """Write a cell's progress."""
         now = time.monotonic()
         if now - self.told.get(cell, -1e9) >= 1.0:
             self.told[cell] = now
@@ -120,7 +120,7 @@ class JSONLines(Display):
 
 
 class LiveTable(Display):
-    """A table in the terminal, one line per cell; if there is no room, the cells that matter."""
+    """A table in the terminal, one line per cell; if space is short, the cells that matter most."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()

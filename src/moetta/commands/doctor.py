@@ -37,7 +37,7 @@ class Doctor:
     data: Path = Path("data")
     """Folder to look for data sets in."""
     json: bool = False
-    """Print JSON for machines."""
+    """Print JSON."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Finding:
 
     Attributes:
         topic: what was looked at.
-        good: whether it is as it should be; None if that is the user's choice.
+        good: whether it is in order; None if that is the user's choice.
         text: what was found.
     """
 
@@ -59,7 +59,7 @@ def doctor(options: Doctor) -> None:
     """Check everything, and print the findings.
 
     Raises:
-        ValueError: something does not work as it should.
+        ValueError: a check failed.
     """
     console = make_console()
     found = []
@@ -94,7 +94,7 @@ def examine(data: Path) -> Iterator[Finding]:
     for name in zoo.RECIPES:
         yield _weights(name)
     yield from _data(data)
-    yield Finding("cache", None, f"{cache_folder()} (images made or decoded before)")
+    yield Finding("cache", None, f"{cache_folder()} (generated or decoded images)")
     yield _self_test()
 
 
@@ -102,7 +102,7 @@ def _weights(name: str) -> Finding:
     topic = f"weights of {name}"
     if name not in zoo.available():
         return Finding(
-            topic, None, f"not here; moetta train-model {name} --help says how to make them"
+            topic, None, f"not found; moetta train-model {name} --help explains how to make them"
         )
     try:
         zoo.load(name)
@@ -113,7 +113,7 @@ def _weights(name: str) -> Finding:
 
 def _data(root: Path) -> Iterator[Finding]:
     if not root.is_dir():
-        yield Finding("data", None, f"no folder {root}; --data FOLDER looks elsewhere")
+        yield Finding("data", None, f"no folder {root}; use --data FOLDER to look elsewhere")
         return
     plain = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
     for name, read in readers(root, plain).items():
@@ -155,4 +155,4 @@ def _check_state(model: torch.nn.Module, images: Tensor) -> None:
         first.save(Path(folder) / "state.safetensors")
         second.load(Path(folder) / "state.safetensors")
     if not torch.equal(first(images[1]), second(images[1])):
-        raise RuntimeError("a state that was saved and loaded gives other predictions")
+        raise RuntimeError("predictions changed after saving and loading the state")

@@ -21,12 +21,12 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve"),
     "transformers": "hf",
 }
-"""Which extra brings a package that the library itself does not need."""
+"""Which extra installs a package that the library itself does not need."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command is; it is imported only when called."""
+    """Where to find a command; it is imported only when called."""
 
     module: str
     options: str
@@ -55,7 +55,7 @@ COMMANDS = {
         "moetta.commands.report",
         "ReportOptions",
         "report_command",
-        "show finished runs on a page with figures",
+        "make a page of finished runs, with figures",
     ),
     "serve": Command(
         "moetta.commands.serve", "Serve", "serve", "serve an adapting classifier over HTTP"
@@ -63,9 +63,7 @@ COMMANDS = {
     "methods": Command(
         "moetta.commands.methods", "Methods", "methods", "list the methods and their settings"
     ),
-    "models": Command(
-        "moetta.commands.models", "Models", "models", "list the models that have a name"
-    ),
+    "models": Command("moetta.commands.models", "Models", "models", "list the named models"),
     "doctor": Command(
         "moetta.commands.doctor", "Doctor", "doctor", "check this machine and the installation"
     ),
@@ -73,7 +71,7 @@ COMMANDS = {
         "moetta.commands.corrupt",
         "Corrupt",
         "corrupt",
-        "write a tree like ImageNet-C from a folder of images",
+        "write corrupted copies of a folder of images, like ImageNet-C",
     ),
     "train-model": Command(
         "moetta.commands.train_model",
@@ -175,7 +173,7 @@ def _messages_to_stderr() -> Iterator[None]:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to whatever stderr is at the moment: a live table replaces it for a while."""
+    """Writes to the current stderr: a live table replaces it for a while."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The command ``moetta methods``: what methods there are, and the settings of each."""
+"""The command ``moetta methods``: the methods and their settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Methods:
     """List the methods, or explain one."""
 
     name: tyro.conf.Positional[str | None] = None
-    """A method, to see its settings, presets and citation; also package.module:Class."""
+    """A method, to see its settings, presets and citation; or package.module:Class."""
     json: bool = False
-    """Print JSON for programs."""
+    """Print JSON."""
 
 
 def methods(options: Methods) -> None:

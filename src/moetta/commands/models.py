@@ -1,4 +1,4 @@
-"""`moetta models`: the models that have a name."""
+"""`moetta models`: the named models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from moetta.paper.published import PAPER_MODELS
 
 @dataclass(frozen=True)
 class Models:
-    """List the models that have a name: those shipped with the package, and the paper's."""
+    """List the named models: those shipped with the package, and the paper's."""
 
     json: bool = False
-    """Print JSON for machines."""
+    """Print JSON."""
 
 
 def models(options: Models) -> None:

@@ -26,7 +26,7 @@ class Running(ComputeOptions):
     checkpoint_seconds: float = 30.0
     """How many seconds of work a killed process may lose."""
     json: bool = False
-    """Print JSON for machines, one object per line."""
+    """Print JSON, one object per line."""
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
         """Run cells and show their progress."""

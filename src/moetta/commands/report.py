@@ -29,7 +29,7 @@ class ReportOptions:
     title: str | None = None
     """The page's title; by default it names the streams."""
     figures: tuple[Form, ...] = ("svg",)
-    """Forms of the figures' files: svg, png, pdf."""
+    """File formats of the figures: svg, png, pdf."""
 
 
 def report_command(options: ReportOptions) -> None:
@@ -52,7 +52,7 @@ def make_report(
     title: str | None = None,
     figures: Sequence[Form] = ("svg",),
 ) -> Path:
-    """The page of the runs in some folders, with the paper's figures beside theirs."""
+    """The page of the runs in some folders, with the paper's figures beside ours."""
     runs, problems = load_runs(paths)
     if not runs:
         reasons = "".join(f"\n  {problem}" for problem in problems[:10])

@@ -52,7 +52,7 @@ def reproduce(options: Reproduce) -> None:
     """Run what an experiment needs, print and write its tables.
 
     Raises:
-        ValueError: something failed; everything that did not is shown and written first.
+        ValueError: something failed; all that succeeded is shown and written first.
     """
     if options.name != "all" and options.name not in EXPERIMENTS:
         hint = nearest(options.name, [*EXPERIMENTS, "all"])
@@ -79,7 +79,7 @@ def make_workload(name: str, options: Reproduce) -> Workload:
         vit, convnext, large = PAPER_MODELS
         models = (large,) if name == "scalability" else (vit, convnext)
     if options.weights is not None and len(models) > 1:
-        raise ValueError("--weights belongs to one model: name it with --models")
+        raise ValueError("--weights needs exactly one model; name it with --models")
     common = cell_fields(options)
     data = common.pop("data")
     if data is not None and all(model in PAPER_MODELS for model in models):
@@ -106,7 +106,7 @@ def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -
 
 @contextlib.contextmanager
 def _noted(name: str, failures: list[tuple[str, Exception]]) -> Iterator[None]:
-    """Keep an error for the end, so that one failing experiment does not cost the others."""
+    """Keep an error for the end, so that one failing experiment does not stop the others."""
     try:
         yield
     except Exception as error:

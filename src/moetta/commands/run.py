@@ -26,24 +26,24 @@ _STREAM_HELP = (
 
 @dataclass(frozen=True)
 class Axes:
-    """What may be given several times; all combinations are run."""
+    """Options that take several values; all combinations are run."""
 
     method: tuple[str, ...] = ("moetta",)
-    """Methods: names (`moetta methods` lists them), module:Class of your own, or a group: all,
+    """Methods: names (`moetta methods` lists them), your own module:Class, or a group: all,
     paper (the paper's nine), or one that `moetta methods` shows."""
     stream: Annotated[tuple[str, ...], tyro.conf.arg(help=_STREAM_HELP)] = ("potpourri+",)
     model: tuple[str, ...] = ("digits-vit",)
     """Models: a shipped model, a timm name with its tag, module:function, or a Hugging Face
     folder."""
     seeds: tuple[int, ...] = (42,)
-    """Seeds of the stream's order and of the methods' own draws."""
+    """Seeds of the stream's order and of the methods' random draws."""
     set: tuple[str, ...] = ()
     """Fields of the methods' configuration, such as lr=1e-3 experts=11."""
 
 
 @dataclass(frozen=True)
 class RunOptions(Running, CellOptions, Axes):
-    """Run methods over streams of images; each result gets a card that says what was run.
+    """Run methods over streams of images; each result has a card that says what was run.
 
     Method, stream, model and seeds each take several values: all combinations are run.
     """

@@ -1,4 +1,4 @@
-"""`moetta serve`: an adaptive classifier behind HTTP."""
+"""`moetta serve`: an adapting classifier over HTTP."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class Serve:
     """
 
     model: str = "digits-vit"
-    """Shipped, a timm name with tag, module:function, or a Hugging Face folder."""
+    """A shipped model, a timm name with its tag, module:function, or a Hugging Face folder."""
     weights: Path | None = None
     """Load the model's weights from this safetensors file."""
     labels: Path | None = None
-    """Names of the classes, one per line; by default those that are known, else numbers."""
+    """File of class names, one per line; by default the model's names if known, else numbers."""
     method: str = "moetta"
-    """How it learns; `moetta methods` lists the methods, and noadapt learns nothing."""
+    """How it learns; `moetta methods` lists the methods; noadapt learns nothing."""
     preset: str | None = None
-    """Where the method's configuration starts; by default what suits the model."""
+    """Preset of the method's configuration; by default what suits the model."""
     set: tuple[str, ...] = ()
-    """Fields of the method's configuration, as in lr=1e-3 experts=11."""
+    """Fields of the method's configuration, such as lr=1e-3 experts=11."""
     source: Path | None = None
     """For methods that need source images: what adapter.save_source() wrote."""
     guard: bool = True
-    """Watch the adaptation, and undo it where it does harm."""
+    """Watch the adaptation, and undo it when it does harm."""
     mean: tuple[float, float, float] | None = None
-    """Mean by channel, for a model that does not say what it expects."""
+    """Mean per channel, for a model that does not say what it expects."""
     std: tuple[float, float, float] | None = None
-    """Standard deviation by channel, with --mean."""
+    """Standard deviation per channel, with --mean."""
     size: int = 224
     """Side of the images, with --mean."""
     device: str = "cpu"
@@ -70,56 +70,56 @@ class Serve:
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which the service may be called, besides those of this machine."""
+    """Host names that clients may use, besides those of this machine."""
     admin_token_file: Path | None = None
     """File with the admin token."""
     api_keys_file: Path | None = None
     """File with the API keys, one per line."""
 
     max_batch: int = 64
-    """Images in one forward pass."""
+    """Maximum number of images in one forward pass."""
     max_wait_ms: float = 5.0
-    """How long a batch waits for company."""
+    """How long a batch waits for more images."""
     learn_samples: int = 32
     """Images in one update; smaller batches are pooled."""
     learn_queue: int | None = None
     """With more images waiting than this, nothing is learnt; by default twice --max-batch, or half
     of --max-queue if that is less."""
     max_queue: int = 512
-    """Images that may wait; beyond it requests are refused."""
+    """Maximum number of waiting images; further requests are refused."""
     max_queue_per_tenant: int | None = None
-    """Images of one stream that may wait; as many as of all by default."""
+    """Maximum number of waiting images of one stream; by default the same as --max-queue."""
     queue_timeout: float = 5.0
-    """Seconds that an image may wait."""
+    """Maximum wait of an image, in seconds."""
     max_body: int = 10_000_000
-    """Bytes of a request's body."""
+    """Maximum size of a request's body, in bytes."""
     max_pixels: int = 32_000_000
-    """Pixels of an image."""
+    """Maximum size of an image, in pixels."""
     max_images: int = 64
-    """Images in a request."""
+    """Maximum number of images in a request."""
     body_timeout: float = 10.0
     """Seconds that a client has to send its body."""
     header_timeout: float = 10.0
     """Seconds that a client has to send its headers."""
     max_connections: int = 1000
-    """Open connections."""
+    """Maximum number of open connections."""
 
     tenants_in_memory: int = 16
-    """Streams (X-Stream-Id) with their state in memory; the others wait on disk."""
+    """Maximum number of streams (X-Stream-Id) in memory; the others are kept on disk."""
     max_tenants: int = 1000
-    """Streams that may exist."""
+    """Maximum number of streams."""
     state: Path = Path("moetta-state")
     """Folder of the snapshots, from which a restart continues."""
     snapshot_every: int = 100
     """Updates of a stream between two snapshots."""
     snapshots_kept: int = 3
-    """Snapshots of a stream that are kept."""
+    """Snapshots to keep per stream."""
     verbose: bool = False
     """Log more."""
 
 
 def serve(options: Serve) -> None:
-    """Serve until a signal says stop."""
+    """Serve until a signal stops it."""
     logging.basicConfig(
         level=logging.INFO if options.verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(message)s",
@@ -134,11 +134,11 @@ def serve(options: Serve) -> None:
         app = create_app(classifier, lambda: make_adapter(options, classifier.model), settings)
         saved = run(app, settings, on_ready=lambda url: print(_welcome(options, url), flush=True))
     if saved:
-        print("stopped; everything that was accepted is answered, and the state is saved")
+        print("stopped; every accepted request was answered, and the state is saved")
     else:
         print("stopped, but not everything that was learnt could be saved", file=sys.stderr)
     sys.stdout.flush()
-    # All is done; to take torch apart would cost another second, with a supervisor waiting.
+    # All is done; tearing torch down would keep a supervisor waiting another second.
     os._exit(0 if saved else 1)
 
 
@@ -150,7 +150,7 @@ def _welcome(options: Serve, url: str) -> str:
 
 
 def make_settings(options: Serve) -> Settings:
-    """The options that are the service's bounds, and the secrets."""
+    """The service's limits and secrets, from the options."""
     token = os.environ.get(TOKEN)
     if options.admin_token_file is not None:
         token = options.admin_token_file.read_text().strip()
@@ -188,7 +188,7 @@ def make_classifier(options: Serve) -> Classifier:
 
 
 def default_labels(name: str, classes: int) -> tuple[str, ...]:
-    """Names for a model's classes: known ones where the model says what it knows, else numbers."""
+    """Names of a model's classes if they are known, else numbers."""
     shipped = zoo.RECIPES.get(name)
     if shipped is not None and shipped.classes == classes:
         known = SMALL_SETS.get(shipped.data)
@@ -232,6 +232,6 @@ def only_one(state: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(
-                f"another service uses the state in {state}; give this one its own --state FOLDER"
+                f"another service uses the state in {state}; give this one another --state FOLDER"
             ) from None
         yield

@@ -20,7 +20,7 @@ class TrainModel:
         tyro.conf.Positional[str], tyro.conf.arg(help=f"One of {', '.join(zoo.RECIPES)}.")
     ]
     out: Path = Path("models")
-    """Folder for the weights, the card and, until they are done, the checkpoint."""
+    """Folder for the weights, the card and, until training ends, the checkpoint."""
     data: Path | None = None
     """For models trained on CIFAR-10: the folder that holds it, as image files or as torchvision
     stores it."""
@@ -29,7 +29,7 @@ class TrainModel:
 
 
 def train_model(options: TrainModel) -> None:
-    """Train, or resume a training that was interrupted."""
+    """Train, or resume an interrupted training."""
     recipe = zoo.recipe(options.name)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn()) as bar:

@@ -30,17 +30,17 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def reliability(entropies: Tensor, e0: float) -> Tensor:
-    """EATA's weight ``exp(e0 - H)``, a constant for the gradient: sure predictions count more."""
+    """EATA's weight ``exp(e0 - H)``, without gradient: sure predictions count more."""
     return (e0 - entropies.detach()).exp()
 
 
 def log_classes(logits: Tensor) -> float:
-    """Ln C, the largest entropy there is: thresholds are given as shares of it."""
+    """Ln C, the largest possible entropy; thresholds are given as shares of it."""
     return math.log(logits.shape[-1])
 
 
 def symmetric_cross_entropy(left: Tensor, right: Tensor) -> Tensor:
-    """Half the cross-entropy of each prediction against the other, by sample [B]."""
+    """Half the cross-entropy of each prediction against the other, per sample [B]."""
     a, b = left.float().log_softmax(-1), right.float().log_softmax(-1)
     return -0.5 * (b.exp() * a + a.exp() * b).sum(-1)
 
@@ -48,8 +48,8 @@ def symmetric_cross_entropy(left: Tensor, right: Tensor) -> Tensor:
 def opinion_entropy(logits: Tensor) -> Tensor:
     """COME's entropy: of an opinion that may also say "I do not know" (Zhang et al., 2025).
 
-    Each class gets the evidence exp z, ignorance the evidence C. The length of the logits is a
-    constant for the gradient, so that they cannot grow to look sure.
+    Each class gets the evidence exp z, ignorance the evidence C. No gradient reaches the
+    length of the logits, so that they cannot grow to look sure.
 
     >>> round(opinion_entropy(torch.tensor([[2.0, 0.0, 0.0]])).item(), 4)
     1.0579

@@ -19,7 +19,7 @@ class Inputs:
 
     @classmethod
     def checked(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """The batch; one that could only do harm is refused before anything is computed."""
+        """The batch; unusable ones are refused before anything is computed."""
         batch = cls(args, kwargs)
         tensors = batch._tensors()
         if not tensors:
@@ -123,7 +123,7 @@ def _find_logits(output: Any) -> Tensor:
 
 
 def _check_finite(tensor: Tensor) -> None:
-    # A finite sum proves every value finite in one cheap pass; any other sum is looked into.
+    # A finite sum proves every value finite in one cheap pass; otherwise look closer.
     if not torch.isfinite(tensor.detach().sum(dtype=torch.float32)):
         rows = tensor.detach().reshape(tensor.shape or (1,))
         bad = ~torch.isfinite(rows).reshape(len(rows), -1).all(1)

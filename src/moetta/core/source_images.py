@@ -1,4 +1,4 @@
-"""Source images, which some methods look at once before they start, and what is kept of them."""
+"""Source images, which some methods read once before they start, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batches(
     which may have no length, the first are taken: shuffle it if its order means something.
 
     Raises:
-        ValueError: it is empty, or has something in it that is not a batch.
+        ValueError: it is empty, or contains something that is not a batch.
     """
     if isinstance(source, Tensor) and seed is not None and limit and len(source) > limit:
         order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""What an adapter says of its work: one report a step, and their sum."""
+"""What an adapter reports: one report per step, and their totals."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class StepReport:
         forwards: samples forwarded through a network, all passes together.
         backwards: samples whose loss was differentiated.
         entropy: entropy of each sample's prediction [B].
-        selected: which samples the method learnt from [B], or None where it does not choose.
+        selected: which samples the method learnt from [B], or None if it does not choose.
         losses: the terms of the loss, by name.
-        routing: expert of each sample [B, k], by layer name, where the method routes.
+        routing: expert of each sample [B, k], by layer name, if the method routes.
         skipped: why nothing was learnt, or None.
     """
 
@@ -44,8 +44,8 @@ class Totals:
         backwards: samples differentiated.
         selected: samples learnt from.
         skipped: calls that learnt nothing.
-        entropy: sum of all samples' entropies, the finite ones.
-        losses: sum over the steps of each loss term, where it is finite.
+        entropy: sum of all samples' finite entropies.
+        losses: sum of each loss term over the steps where it is finite.
     """
 
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Changing a network so that the change can be undone, and the user's own object is left alone."""
+"""Changing a network so that the change can be undone and the user's object is left alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 class Surgery:
     """A network under adaptation, and the way back.
 
-    Without ``inplace`` the network is a copy in structure whose frozen tensors share the original's
-    memory; only what is trained gets memory of its own.
+    Without ``inplace`` the network is a structural copy whose frozen tensors share the original's
+    memory; only trained parameters get separate memory.
 
     Attributes:
-        model: what to call; the compiled wrapper where the user passed a compiled model.
+        model: what to call; the compiled wrapper if the user passed a compiled model.
         network: the plain module inside, for looking up and replacing layers.
         source: the original's tensors by name.
     """
@@ -49,7 +49,7 @@ class Surgery:
             self.model = type(model)(self.network, model.dynamo_ctx)  # compile it the same way
 
     def own(self, name: str, parameter: nn.Parameter) -> None:
-        """Give a parameter that will be trained memory of its own, keeping the source value."""
+        """Give a parameter that will be trained separate memory, keeping the source value."""
         if name in self.source:
             if self.inplace:
                 self.source[name] = parameter.detach().clone()
@@ -72,9 +72,9 @@ class Surgery:
     def leave_fast_paths(self) -> None:
         """Make an `nn.TransformerEncoder` run its layers' parts one by one, always.
 
-        In evaluation mode torch else computes a layer from its norms' weights, past whatever stands
-        in their place, and packs padded tokens away; but only without a gradient, so that a batch
-        learnt from and the same batch while paused would be answered differently.
+        In evaluation mode torch otherwise computes a layer from its norms' weights, ignoring any
+        module that replaced them, and drops padded tokens; but only without a gradient, so the same
+        batch would be answered differently while learning and while paused.
         """
         for module in self.network.modules():
             if isinstance(module, nn.TransformerEncoder):
@@ -88,12 +88,12 @@ class Surgery:
             setattr(module, name, value)
 
     def check_alive(self) -> None:
-        """Refuse work after `undo` took the adaptation out."""
+        """Refuse to work after `undo` removed the adaptation."""
         if not self._alive:
             raise RuntimeError("this adapter was unwrapped; make a new one with moetta.adapt()")
 
     def undo(self) -> nn.Module:
-        """Take every change out of an inplace network; returns the original."""
+        """Undo every change to an inplace network; returns the original."""
         if self.inplace and self._alive:
             for name, old in reversed(self._replaced):
                 self._put(name, old)

@@ -22,12 +22,12 @@ MEMORY = 50
 
 
 def cusum_threshold(reference: float, interval: float) -> float:
-    """The threshold at which a CUSUM of standard normal values raises a false alarm that rarely.
+    """The threshold at which a CUSUM of standard normal values gives one false alarm per interval.
 
     Siegmund's formula, solved for h: with b = h + 1.166 and reference k, the mean number of values
     before a false alarm is (exp(2kb) - 2kb - 1) / 2k².
 
-    >>> round(cusum_threshold(0.5, 930), 1)  # as tables have it
+    >>> round(cusum_threshold(0.5, 930), 1)  # as in published tables
     5.0
     """
     low, high = 0.0, 1e4
@@ -62,14 +62,14 @@ class MeanDetector:
         self.thresholds = [cusum_threshold(k, share) for k in REFERENCES]
 
     def update(self, value: float, floor: float) -> None:
-        """Take the value of one look; its standard deviation is taken to be ``floor`` at least."""
+        """Take the value of one look; its standard deviation is at least ``floor``."""
         deviation = math.sqrt(self.square / self.weight) if self.weight else 0.0
         deviation = max(deviation, floor)
         z = min(max(value / deviation, -LARGEST), LARGEST)
         self.sums = [max(0.0, s + z - k) for s, k in zip(self.sums, REFERENCES, strict=True)]
         keep = 1 - 1 / MEMORY
         centre = self.mean / self.weight if self.weight else 0.0
-        # What is beyond three deviations is the change itself, not how the value varies.
+        # Beyond three deviations it is the change itself, not the value's usual variation.
         residual = min(abs(value - centre), 3 * deviation)
         self.square = keep * self.square + residual**2
         self.mean = keep * self.mean + value
@@ -146,7 +146,7 @@ class Frequencies:
         self.counts = torch.zeros(3, classes, dtype=torch.float64)
 
     def _log_shares(self, row: int) -> Tensor:
-        """Log-probabilities [C] by the Krichevsky-Trofimov estimate: no class has none."""
+        """Log-probabilities [C] by the Krichevsky-Trofimov estimate; all are finite."""
         counts = self.counts[row] + 0.5
         return (counts / counts.sum()).log()
 
@@ -158,7 +158,7 @@ class Frequencies:
         excused where the source model would agree if it knew its own class frequencies.
         """
         total, top = float(self.counts[0].sum()), int(self.counts[0].argmax())
-        # More than half, by two standard deviations of such a share.
+        # More than half, by two standard deviations of the share.
         if float(self.counts[0, top]) <= total / 2 + math.sqrt(total):
             return torch.zeros_like(adapted, dtype=torch.bool)
         informed = source_logits.double().log_softmax(-1) + self._log_shares(0)

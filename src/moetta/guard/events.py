@@ -17,9 +17,9 @@ class Event:
     """One decision of the guard.
 
     Attributes:
-        step: the guard's call at which it was taken, from 1.
+        step: the call in which it was taken, from 1.
         reason: what led to it: "concentration", "overruling", "disagreement", "entropy", "drift" or
-            "non-finite"; empty for "resume" and "calm", which only time leads to.
+            "non-finite"; empty for "resume" and "calm", which only need time to pass.
         action: "rollback" (to the last good state, and hold it), "reset" (to the source model, and
             serve that), "resume" (learn again, at a lower rate), "calm" (raise the rate again).
         value: what was measured.

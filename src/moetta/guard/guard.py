@@ -1,4 +1,4 @@
-"""A guard around an adapter: it compares with the source model and takes harmful learning back."""
+"""A guard around an adapter: compares it with the source model and undoes harmful learning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("moetta")
 FORMAT = "moetta-guard"
 VERSION = "1"
 EVENTS_KEPT = 100
-# From this level of any detector on, every image is looked at.
+# Once any detector reaches this level, every image is looked at.
 SUSPICION = 0.5
 LOOKS_BETWEEN_SNAPSHOTS = 8
 # A rate is raised again after this many cool-downs without trouble.
@@ -48,15 +48,15 @@ class GuardConfig(Config):
         sample: images in one look, and the most that are sampled from one batch in good times.
         share: the largest share of the traffic that the source model classifies too, in good times.
             It is what the guard costs, in forward passes per image.
-        probation: images after a start or a resumption that the source model classifies all; so it
-            does when a detector is half-way to an alarm.
-        tolerance: the share of the predictions that adaptation may spoil without it being called
+        probation: the source model classifies this many images after a start or a resumption, and
+            all while a detector is at least half-way to an alarm.
+        tolerance: the share of the predictions that adaptation may spoil before this counts as
             trouble. 0.005 is half a point of accuracy.
         interval: looks between false alarms, on average.
         drift_limit: the largest relative distance of the trained parameters from their source
-            values. At 1 they have moved as far as they are long.
+            values. At 1 they have moved by their own norm.
         cooldown: images to wait after the first trouble before learning again.
-        backoff: by how much each further trouble lengthens the wait and shortens the steps.
+        backoff: factor by which each further trouble lengthens the wait and shortens the steps.
     """
 
     sample: int = 16
@@ -80,18 +80,18 @@ class GuardConfig(Config):
 
 
 class Guard(Adapter):
-    """An adapter that does not let another one do harm.
+    """An adapter that keeps another one from doing harm.
 
     It is called like the adapter it wraps, and reports, saves, loads and resets like it. On a
     sample of the traffic it asks the source model too, and compares. When the adapted model is
     found to be worse, it goes back to the last good state and holds that; at the next trouble it
     goes back to the source model and serves that. After a wait it learns again, in shorter steps.
 
-    ``steps``, ``totals`` and ``events`` go on counting through a rollback. Do not call the wrapped
+    ``steps``, ``totals`` and ``events`` keep counting through a rollback. Do not call the wrapped
     adapter directly while it is guarded.
 
     Args:
-        adapter: what to guard; taken over as it is now.
+        adapter: the adapter to guard, in its current state.
         **options: fields of `GuardConfig`.
 
     Attributes:
@@ -126,7 +126,7 @@ class Guard(Adapter):
         self._saved: dict[str, Tensor] | None = None
 
     def _start_over(self) -> None:
-        """Everything the guard remembers, as at the start."""
+        """Set everything the guard remembers to its initial value."""
         self.watch = self._new_watch()
         self.steps = 0
         self.totals = Totals()
@@ -147,7 +147,7 @@ class Guard(Adapter):
         return Watch(self.options.sample, self.options.tolerance, self.options.interval)
 
     def __getattr__(self, name: str) -> Any:
-        # What only the wrapped adapter has: model, network, config, trained, running, optimizer.
+        # Attributes of the wrapped adapter: model, network, config, trained, running, optimizer.
         if name == "adapter":
             raise AttributeError(name)
         return getattr(self.adapter, name)
@@ -167,8 +167,8 @@ class Guard(Adapter):
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Predict a batch, learn from it unless that does harm, and watch; returns logits.
 
-        ``on_prediction`` gets these logits before the update, as with any adapter; they have been
-        looked at by then.
+        ``on_prediction`` gets these logits before the update, as with any adapter, but after the
+        guard has looked at them.
 
         Raises:
             ValueError: the batch is empty, has non-finite values or does not fit the model. Nothing
@@ -195,7 +195,7 @@ class Guard(Adapter):
             return logits
 
     def _asked(self, inputs: Inputs) -> tuple[Tensor, StepReport]:
-        """The adapter's own call, unwatched."""
+        """The adapter's call, unwatched."""
         with self._listening(self._answer):
             logits = self.adapter(*inputs.args, **inputs.kwargs)
         assert self.adapter.last is not None
@@ -210,7 +210,7 @@ class Guard(Adapter):
         return logits, StepReport(size, size, 0, entropy(logits), skipped=why)
 
     def _watched(self, inputs: Inputs) -> tuple[Tensor, StepReport, Event | None]:
-        """The adapter's call, looked at between its prediction and its update."""
+        """The adapter's call, checked between its prediction and its update."""
         found: list[tuple[str, float, float]] = []
         answers: list[Tensor] = []
         extra = 0
@@ -247,7 +247,7 @@ class Guard(Adapter):
 
     @contextlib.contextmanager
     def _listening(self, callback: Callable[[Tensor], None]) -> Iterator[None]:
-        """Within the block, the wrapped adapter tells its predictions to ``callback``."""
+        """Within the block, the wrapped adapter passes its predictions to ``callback``."""
         before, self.adapter.on_prediction = self.adapter.on_prediction, callback
         try:
             yield
@@ -303,7 +303,7 @@ class Guard(Adapter):
         return torch.randperm(size, generator=generator)[:count]
 
     def _keep_if_good(self) -> None:
-        """Remember the present state if nothing speaks against it."""
+        """Remember the current state if no detector holds evidence against it."""
         if self.mode != "adapt" or self._since_good < LOOKS_BETWEEN_SNAPSHOTS:
             return
         if self.watch.calm:
@@ -314,7 +314,7 @@ class Guard(Adapter):
     # --- acting ---------------------------------------------------------------------------------
 
     def _act(self, reason: str, value: float, threshold: float) -> Event:
-        """Go back: first to the last good state, then, if that was not enough, to the source."""
+        """Go back to the last good state or, if that was not enough, to the source model."""
         to_source = self.level > 0 or self._good_is_source
         if to_source:
             self.adapter.reset()
@@ -329,7 +329,7 @@ class Guard(Adapter):
         return self._record(reason, "reset" if to_source else "rollback", value, threshold)
 
     def _pass_time(self, images: int) -> Event | None:
-        """Resume learning after the wait; raise the rate after a long calm."""
+        """Resume learning after the wait; raise the rate after a long calm spell."""
         if self._wait == 0:
             return None
         self._wait = max(0, self._wait - images)
@@ -419,7 +419,7 @@ class Guard(Adapter):
             raise ValueError(
                 "this state was not saved by a guard; load it into the adapter before guarding it"
             )
-        try:  # everything of the guard's own first, so that nothing has changed if it does not fit
+        try:  # the guard's part first, so that nothing has changed if it does not fit
             watch = self._new_watch()
             watch.restore(parts["watch"])
             values = tensors["guard.numbers"].tolist()
@@ -430,7 +430,7 @@ class Guard(Adapter):
             }
             mode = MODES[int(values[2])]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(f"this state of a guard is incomplete or damaged: {error}") from error
+            raise ValueError(f"this guard state is incomplete or damaged: {error}") from error
         present = self.adapter.state_dict()
         self.adapter.load_state_dict(parts["good"])  # refuses what does not fit, changing nothing
         try:
@@ -449,13 +449,13 @@ class Guard(Adapter):
         self.events = deque(events, maxlen=EVENTS_KEPT)
 
     def reset(self) -> None:
-        """Back to the moment of construction: the adapter, and all that the guard remembers."""
+        """Return the adapter, and all that the guard remembers, to the moment of construction."""
         with self.lock:
             self.adapter.reset()
             self._start_over()
 
     def snapshot(self) -> None:
-        """Remember the present state, in memory."""
+        """Remember the current state, in memory."""
         self._saved = self.state_dict()
 
     def rollback(self) -> None:
@@ -477,7 +477,7 @@ class Guard(Adapter):
         """Restore the state from a file that `save` wrote for the same model and configuration.
 
         Raises:
-            ValueError: the file is damaged, foreign, or made for something else.
+            ValueError: the file is damaged, not a guard's, or saved for something else.
             RuntimeError: the adapter was unwrapped.
         """
         tensors, metadata = read_safetensors(path)
@@ -526,7 +526,7 @@ class Guard(Adapter):
         return self.adapter.unwrap()
 
     def merge(self) -> nn.Module:
-        """A model without the adapter that keeps what was learnt and stays so."""
+        """A plain model that keeps what was learnt and no longer adapts."""
         return self.adapter.merge()
 
     def __repr__(self) -> str:

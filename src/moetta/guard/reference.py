@@ -1,4 +1,4 @@
-"""The source model, to compare with: the same network before adaptation."""
+"""The source model to compare with: the same network before adaptation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reference:
     """What the source model says, and how far the adapted parameters are from it.
 
     An adapter made with ``inplace=True`` has only one network; there the reference is that network
-    with the parameters' values of now, which for a new adapter are the source model's.
+    with the parameters' current values, which for a new adapter are the source model's.
     """
 
     def __init__(self, adapter: Adapter) -> None:

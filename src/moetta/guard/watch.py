@@ -13,10 +13,10 @@ from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
 
 # The source model's mean confidence in answers that are overruled at random is its mean confidence
 # on all images; in answers that are overruled because they are doubtful it is little more than half
-# of that. This is half-way; docs/guard.md says on what this was seen to work.
+# of that. This is half-way; docs/guard.md says where this was tested.
 OVERRULED = 0.75
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
-# both shipped ViTs on their classical streams. A factor of 2 is granted.
+# both shipped ViTs on their classical streams. A factor of 2 is allowed.
 OVERCONFIDENCE = 2.0
 # Columns of a pending row.
 SOURCE, COMPARED, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(6)
@@ -30,7 +30,7 @@ class Look:
         agreement: share of the images on which both models agree.
         overruled: the source model's mean confidence where they disagree; 0 where they never do.
         doubt: the source model's own estimate of its error rate, 1 - mean confidence.
-        concentration: lost diversity of the adapted predictions against the source model's, nats.
+        concentration: diversity the adapted predictions lost against the source model's, in nats.
         entropy: mean entropy of the adapted predictions.
         source_entropy: mean entropy of the source model's predictions on the same images.
     """
@@ -49,7 +49,7 @@ class Watch:
     Args:
         size: images that make one look.
         tolerance: the share of the predictions that adaptation may spoil unnoticed.
-        interval: looks between false alarms, of all detectors together.
+        interval: looks between false alarms, over all detectors together.
     """
 
     def __init__(self, size: int, tolerance: float, interval: float) -> None:
@@ -80,11 +80,11 @@ class Watch:
 
     @property
     def calm(self) -> bool:
-        """No detector holds any evidence: the usual estimate of when a change had not begun."""
+        """Whether no detector holds any evidence: the usual sign that no change has begun."""
         return all(level == 0 for level in self.levels.values())
 
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
-        """Take images that both models have classified; names the detector that gives alarm."""
+        """Take images that both models have classified; names the detector that raises an alarm."""
         source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
         if self.frequencies is None:
             self.frequencies = Frequencies(source_logits.shape[1])
@@ -123,13 +123,13 @@ class Watch:
         )
         frequencies.add(source, compared, adapted)
         largest = math.log(frequencies.counts.shape[1])
-        # The least that a look varies by: half a changed prediction, at half of the range of ln C.
+        # The least that a look varies by: half a changed prediction, at half the range of ln C.
         floor = largest / (4 * self.size)
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
         excess = (sure - OVERRULED * sure.mean())[differ].sum() / len(rows)
         self.overruling.update(float(excess), 1 / (4 * self.size))
-        # Adapting makes predictions surer; half-way to knowing nothing is no longer adapting.
+        # Adapting makes predictions surer; half-way to knowing nothing is not adapting.
         self.entropy.update(look.entropy - (look.source_entropy + largest) / 2, floor)
         # Disagreeing on more than twice the source model's errors cannot be for the better.
         errors = min(OVERCONFIDENCE * look.doubt, 0.45)
@@ -143,7 +143,7 @@ class Watch:
             detector.clear()
         if self.frequencies is not None:
             counts = self.frequencies.counts
-            # The source model's frequencies still hold; the replaced model's are taken to be them.
+            # The source model's frequencies still hold; the replaced model's are set to them.
             self.frequencies.counts = counts[:1].repeat(3, 1)
         self.pending = self.pending[:0].clone()
         self.looks = 0

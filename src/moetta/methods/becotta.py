@@ -1,4 +1,4 @@
-"""BECoTTA: a mixture of tiny adapters behind every block (Lee et al., 2024), for classifiers."""
+"""BECoTTA: a mixture of tiny adapters after every block (Lee et al., 2024), for classifiers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class BECoTTAConfig(Config):
         seed: seed of the adapters' initial weights and of the gates' noise.
         lr: learning rate of the Adam optimiser.
         betas: decays of the optimiser's two averages.
-        experts: adapters behind each block.
+        experts: adapters after each block.
         rank: inner width of an adapter.
         top_k: adapters that a sample passes through. With one, the gate's weight is always 1, so
             the gate gets no gradient and noise decides much of the choice, as in the paper.
-        routers: gates behind each block; if there are several, each sample gets one at random.
+        routers: gates after each block; if there are several, each sample gets one at random.
         e0: entropies below this share of ln C are learnt from.
     """
 
@@ -59,7 +59,7 @@ class BECoTTAConfig(Config):
     "becotta",
     BECoTTAConfig,
     title="BECoTTA",
-    summary="puts a mixture of tiny adapters behind every block",
+    summary="adds a mixture of tiny adapters after every block",
     group="experts",
     citation=Citation(
         "Lee, Daeun and Yoon, Jaehong and Hwang, Sung Ju",
@@ -73,15 +73,15 @@ class BECoTTAConfig(Config):
     paper_row=7,
 )
 class BECoTTA(Adapter[BECoTTAConfig]):
-    """Entropy minimisation through adapters; the model itself stays as it is.
+    """Entropy minimisation through adapters; the model itself does not change.
 
     The adapters start small but not at zero, so the first prediction is not the source model's.
-    The gates' noise is the same for the same step: a paused prediction is the one that learning
-    would have returned.
+    The gates' noise depends only on the seed and the step, so a paused adapter predicts what a
+    learning one would.
     """
 
     def build(self, source: Source) -> None:
-        """Put a mixture behind every block."""
+        """Add a mixture after every block."""
         config = self.config
         self._seed = torch.zeros((), dtype=torch.int64)  # one for all layers; set at each step
         start = self.generator(1, device="cpu")
@@ -122,7 +122,7 @@ class BECoTTA(Adapter[BECoTTAConfig]):
         return {name: experts for name, experts in chosen.items() if experts is not None}
 
     def expert_counts(self) -> dict[str, int]:
-        """The number of adapters behind each block."""
+        """The number of adapters after each block."""
         return {name: layer.experts for name, layer in self.mixtures.items()}
 
     def objective(self, inputs: Inputs) -> Objective:

@@ -81,14 +81,14 @@ class CoTTA(Adapter[CoTTAConfig]):
         named = list(self.network.named_parameters())
         chosen = [(n, p) for n, p in named if n.rpartition(".")[2] in ("weight", "bias")]
         if not chosen:
-            raise ValueError("cotta trains weights and biases, and this model has none")
+            raise ValueError("cotta trains weights and biases, but this model has none")
         parameters = self.make_trainable(chosen)
         self.optimizer = self.config.sgd(parameters)
-        # What is not trained is the same in all three; the teacher keeps only what is.
+        # Untrained values are the same in all three; the teacher keeps only the trained ones.
         self.teacher = Teacher(self)
         self.pixels = Pixels(self, self.config, "set threshold=0, which never augments")
         if self.config.threshold > 0 and not self.pixels.known:
-            # An uncertain batch may come late in a run, and would end it.
+            # An uncertain batch may come late in a run, and would then stop it.
             unsure = f"once the mean confidence in a batch falls below {self.config.threshold}, "
             warnings.warn(unsure + self.pixels.unknown(), stacklevel=4)
 
@@ -136,7 +136,7 @@ class CoTTA(Adapter[CoTTAConfig]):
 
     @torch.no_grad()
     def _forget(self, origin: list[Tensor]) -> None:
-        """Set a random few of the student's numbers back to the source's."""
+        """Reset a few of the student's numbers, at random, to their source values."""
         parameters = list(self.trained.values())
         ends = torch.tensor([p.numel() for p in parameters]).cumsum(0)
         generator = self.generator(1, device="cpu")
@@ -156,7 +156,7 @@ class CoTTA(Adapter[CoTTAConfig]):
 
 
 def bernoulli_positions(total: int, probability: float, generator: torch.Generator) -> Tensor:
-    """Where ``total`` independent coins of that probability fall heads, in order.
+    """Which of ``total`` independent coins with that probability come up heads, in order.
 
     Draws the gaps between heads, which are geometric: one random number per head, not per coin.
     """
@@ -167,7 +167,7 @@ def bernoulli_positions(total: int, probability: float, generator: torch.Generat
     pieces, last = [], -1
     while last < total:
         uniform = 1 - torch.rand(amount, generator=generator, dtype=torch.float64)
-        # All gaps beyond the end are alike: clamp before one overflows an integer.
+        # Gaps beyond the end are all equal: clamp before one overflows an integer.
         gaps = (uniform.log() / scale).floor().clamp(max=float(total)).long() + 1
         pieces.append(gaps.cumsum(0) + last)
         last = int(pieces[-1][-1])

@@ -28,7 +28,7 @@ class DeYOConfig(SGDConfig):
         plpd: a sample counts if its probability falls by more than this on the destroyed image.
         destroy: how the shape is destroyed.
         patches: patches along each side for destroy="patch".
-        occlude: side of the grey square, as a share of the image's, for destroy="occlusion".
+        occlude: side of the grey square, as a share of the image's side, for destroy="occlusion".
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {

@@ -31,8 +31,8 @@ class EATAConfig(SGDConfig):
         fisher_samples: how many source images the Fisher weights are computed from: drawn at
             random from a longer tensor, the first ones of any other iterable.
         fisher_batch: batch size of that computation.
-        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
-            of an opinion ("come").
+        objective: the measure of uncertainty to minimise: the entropy of the prediction, or COME's
+            entropy of an opinion ("come").
         decay: how much of the average prediction a step keeps.
     """
 
@@ -128,7 +128,7 @@ class EATA(NormAffineAdapter[EATAConfig]):
         return Objective(logits, losses, selected)
 
     def after_step(self, objective: Objective) -> None:
-        """Move the average prediction towards what was learnt from."""
+        """Move the average prediction towards the samples learnt from."""
         fresh = _probabilities(objective.logits)[objective.selected].mean(0)
         average, keep = self.running["probability"], self.config.decay
         self.running["probability"] = (

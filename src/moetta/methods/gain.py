@@ -40,9 +40,9 @@ class ClassMeans:
     """What is believed about the classes.
 
     Attributes:
-        means: of the features, by class [C, D].
-        variance: shared by all classes, by dimension [D].
-        counts: how many samples stand behind each mean [C].
+        means: mean features of each class [C, D].
+        variance: variance of each dimension, shared by all classes [D].
+        counts: how many samples each mean is based on [C].
         log_prior: logarithm of each class's share [C].
     """
 
@@ -57,7 +57,7 @@ class ClassMeans:
         return torch.cdist(features * scale, self.means * scale).square()
 
     def proposals(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities by the means as they are, and by means that may be wrong."""
+        """Log-probabilities given the means, and given means that may be wrong."""
         distance = self.distances(features)
         sure = (self.log_prior - distance / 2).log_softmax(-1)
         wider = 1 + 1 / self.counts
@@ -67,10 +67,10 @@ class ClassMeans:
 
 
 def follow(source: Tensor, sure: Tensor, unsure: Tensor) -> Tensor:
-    """How far to go from the source's answer to the proposed one, per sample [B] in 0..1.
+    """How far to go from the source model's answer to the proposed one, per sample [B] in 0..1.
 
-    All are log-probabilities. The answer goes as far as the gain that is expected once the means'
-    own uncertainty is counted.
+    All are log-probabilities. The answer moves as far as the gain that is expected once the
+    uncertainty of the means is counted.
     """
     change = sure - source
     expected = (unsure.exp() * change).sum(-1)
@@ -89,7 +89,7 @@ def follow(source: Tensor, sure: Tensor, unsure: Tensor) -> Tensor:
 
 
 class ClassMeansHead(WrappedHead):
-    """Classifies by the original classifier and by class means that grow with the stream.
+    """Combines the original classifier with class means that grow with the stream.
 
     Attributes:
         mass: samples of each class so far, as far as the source model supports them [C].
@@ -152,7 +152,7 @@ class ClassMeansHead(WrappedHead):
         return answer
 
     def counted(self, x: Tensor, source: Tensor, answer: Tensor) -> dict[str, Tensor]:
-        """The running values with a batch more; a sample weighs what its source support is."""
+        """The running values with one more batch; the source model's support weighs each sample."""
         p = answer.exp()
         weight = source.gather(1, answer.argmax(1, keepdim=True)).exp() * p
         return {
@@ -179,7 +179,7 @@ class GAIN(NoGradientAdapter[GAINConfig]):
     """Bayesian class means over the last features; nothing is trained."""
 
     def wrap(self, classifier: nn.Linear) -> WrappedHead:
-        """Let class means correct what the classifier says."""
+        """Let class means correct the classifier's output."""
         head = ClassMeansHead(classifier, self.config)
         self.running |= head.nothing_seen()
         return head

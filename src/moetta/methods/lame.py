@@ -112,8 +112,8 @@ class SmoothingHead(WrappedHead):
     cost="1 forward",
 )
 class LAME(NoGradientAdapter[LAMEConfig]):
-    """Corrects the outputs of each batch by themselves."""
+    """Corrects each batch's outputs separately."""
 
     def wrap(self, classifier: nn.Linear) -> WrappedHead:
-        """Smooth what the classifier says."""
+        """Smooth the classifier's output."""
         return SmoothingHead(classifier, self.config)

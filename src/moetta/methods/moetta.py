@@ -1,4 +1,4 @@
-"""MoETTA: every LayerNorm a set of experts, one of them for each sample (Fan et al., 2026)."""
+"""MoETTA: every LayerNorm becomes a set of experts, one for each sample (Fan et al., 2026)."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class MoETTAConfig(SGDConfig):
         seed: seed of the routers' initial weights.
         lr: learning rate of experts and routers.
         experts: experts in each layer.
-        top_k: experts that serve one sample.
+        top_k: experts per sample.
         top_k_weights: for top_k > 1, weigh the experts by their share of probability, or each by 1.
         balance: weight of the load-balancing loss, relative to the average entropy (lambda).
         e0: reference of the weight exp(e0 - H), as a share of ln C.
-        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
-            of an opinion ("come").
-        frozen: norm layers left as they are, by index, as in "0-5,8"; None is the paper's choice
+        objective: the measure of uncertainty to minimise: the entropy of the prediction, or COME's
+            entropy of an opinion ("come").
+        frozen: norm layers left unchanged, by index, as in "0-5,8"; None is the paper's choice
             for the architecture (the first of a ViT-B, 0-14 of a ViT-L, a ConvNeXt's first ninth).
         plain: norm layers whose own scale and shift are trained, without experts.
         channels_first: count a ConvNeXt's channels-first LayerNorms (stem, downsampling and head)
-            among the layers too; the paper leaves them as they are.
+            among the layers too; the paper leaves them unchanged.
         select: learn only from samples below the running average entropy.
         reweight: weigh samples by exp(e0 - H).
         router_grad: let the entropy loss reach the routers.
@@ -53,7 +53,7 @@ class MoETTAConfig(SGDConfig):
         window: how many choices that window holds.
         moe: with False, the same layers are trained without experts.
         router_scope: a router in each layer, or one at the first whose choice all layers follow.
-        threshold: the running mean the paper defines, or the authors' code's drifting variant.
+        threshold: the paper's running mean, or the drifting variant of the authors' code.
         batch_statistics: BatchNorm layers normalise by the batch, not by the source statistics.
     """
 
@@ -112,7 +112,7 @@ def default_frozen(network: nn.Module, count: int) -> set[int]:
 
 
 def is_vit_large(network: nn.Module) -> bool:
-    """Whether the network is built like a ViT-L: 24 blocks in one row, with two LayerNorms each."""
+    """Whether the network is built like a ViT-L: 24 blocks in a row, with two LayerNorms each."""
     try:
         blocks = find_blocks(network)
     except ValueError:
@@ -159,7 +159,7 @@ class MoETTA(Adapter[MoETTAConfig]):
         if not config.moe:
             plain = set(range(count)) - frozen
         if len(frozen) == count:
-            raise ValueError(f"frozen={config.frozen!r} leaves none of the {count} norm layers")
+            raise ValueError(f"frozen={config.frozen!r} freezes all {count} norm layers")
         self.layers: dict[str, MoENorm] = {}
         trained: list[tuple[str, nn.Parameter]] = []
         generator = torch.Generator().manual_seed(config.seed)
@@ -242,7 +242,7 @@ class MoETTA(Adapter[MoETTAConfig]):
 
     def predict(self, inputs: Inputs) -> Tensor:
         """Predict without learning."""
-        self._clear()  # what a refused batch may have left
+        self._clear()  # a refused batch may have left its routing
         return super().predict(inputs)
 
     def experts(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -262,7 +262,7 @@ class MoETTA(Adapter[MoETTAConfig]):
     def merge(self) -> nn.Module:
         """A separate model that keeps experts and routers as they are."""
         with self.lock:
-            self._clear()  # the graph of a call past the adapter cannot be copied
+            self._clear()  # the graph of a call that bypassed the adapter cannot be copied
             return super().merge()
 
     def _routings(self) -> dict[str, Routing]:
@@ -292,7 +292,7 @@ class MoETTA(Adapter[MoETTAConfig]):
             old = (before + mean) / batches
             mean = mean + now
             average = (before + mean) / count
-            # Nothing but sure batches so far: there is no ratio to scale by.
+            # Only sure batches so far: there is no ratio to scale by.
             threshold = torch.where(old == 0, average, before * average / old)
         return threshold, {"threshold": threshold, "entropy": mean, "batches": count}
 
@@ -317,7 +317,7 @@ class MoETTA(Adapter[MoETTAConfig]):
 
 
 def _by_sample(name: str, experts: Tensor, samples: int) -> Tensor:
-    """[B, k]; of a layer that sees each sample as w windows, [B, w k]."""
+    """[B, k]; for a layer that sees each sample as w windows, [B, w k]."""
     if len(experts) % samples:
         raise ValueError(
             f"the norm layer {name!r} got {len(experts)} rows for {samples} samples: its first "
@@ -328,7 +328,7 @@ def _by_sample(name: str, experts: Tensor, samples: int) -> Tensor:
 
 
 def _balance_of_all(routings: list[Routing]) -> Tensor:
-    """Sum of the layers' balance losses, layers of one batch size at a time."""
+    """Sum of the layers' balance losses, computed per batch size."""
     alike: dict[int, list[Routing]] = {}
     for routing in routings:  # a model may fold windows into the batch of some layers
         alike.setdefault(len(routing.probabilities), []).append(routing)

@@ -20,7 +20,7 @@ from moetta.nn.head import find_head
 from moetta.nn.moe import Routing, with_experts
 from moetta.nn.norms import Norm, find_norms
 
-FULL_BATCH = 64  # rate and pull are meant for so many images; a smaller batch takes a smaller step
+FULL_BATCH = 64  # images that rate and pull are meant for; a smaller batch takes a smaller step
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class MoETTAPlusConfig(SGDConfig):
     """MoETTA+: MoETTA's experts and its choice of samples, with other routing and three additions.
 
     Each image has a *style*: the mean and spread of its early activations, clustered as the stream
-    goes by. Corruptions differ in style and classes hardly do, so a style stands for a domain.
+    goes by. Corruptions differ in style and classes barely do, so a style represents a domain.
 
     1. *Experts by style.* In every norm layer from the style layer on, an image is served by the
        expert of its style. No router has to be learnt and no load balanced.
@@ -37,7 +37,7 @@ class MoETTAPlusConfig(SGDConfig):
     3. *Diversity.* Single predictions should be certain, but recent predictions together should be
        spread over the classes. Entropy alone collapses where this does not.
     4. *Leash.* After each step the experts give back a small share of their offsets, and none moves
-       further from the source model than a radius, whatever the rate and the stream's length.
+       further from the source model than a radius, at any rate and over any stream.
 
     Attributes:
         seed: seed of the first style centres.
@@ -48,8 +48,8 @@ class MoETTAPlusConfig(SGDConfig):
             are left alone, so that learning cannot move the styles.
         style_warmup: images to collect before the first clusters are formed.
         style_memory: how many images a cluster's centre remembers.
-        shrink: the mean of each style is mixed with the overall mean, weighted as so many images.
-        shared: share of all experts' gradients that each expert follows beside its own.
+        shrink: how many images the overall mean counts for when mixed into the mean of each style.
+        shared: share of all experts' gradients that each expert follows besides its own.
         e0: reference of the weight exp(e0 - H), as a share of ln C.
         diversity: weight of the diversity term.
         horizon: how many images the average prediction remembers.
@@ -90,7 +90,7 @@ class MoETTAPlusConfig(SGDConfig):
 
 
 class Styles(nn.Module):
-    """Around an early norm layer: tells each sample's style, by clusters that follow the stream.
+    """Wraps an early norm layer and finds each sample's style, by clusters that follow the stream.
 
     A style is the mean and log spread, over tokens, of every channel. The first centres come from
     k-means over the first images; afterwards each centre is the running mean of its members.
@@ -125,7 +125,7 @@ class Styles(nn.Module):
         self.pending: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tell the styles, then do what the layer does."""
+        """Find the styles, then run the layer."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             styles = self.describe(x.detach().float())
             self.pending = self.advanced(styles) if self.learning else {}
@@ -138,7 +138,7 @@ class Styles(nn.Module):
         return y
 
     def describe(self, x: Tensor) -> Tensor:
-        """[B, 2D]: mean and log spread over tokens or places."""
+        """[B, 2D]: mean and log spread over tokens or positions."""
         tokens = x.flatten(2).transpose(1, 2) if self.channels_first else x.flatten(1, -2)
         spread = tokens.var(1, unbiased=False).add(1e-12).sqrt()
         return torch.cat((tokens.mean(1), spread.log()), 1)
@@ -258,7 +258,7 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
     """Experts and centres by style, with a diversity term and a leash."""
 
     def build(self, source: Source) -> None:
-        """Put in the styles, the experts and the centred classifier."""
+        """Add the styles, the experts and the centred classifier."""
         config, norms = self.config, find_norms(self.network)
         index = max(1, len(norms) // 8) if config.style_layer is None else config.style_layer
         index = min(index, len(norms) - 1)
@@ -270,7 +270,7 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
             layer: Any = with_experts(
                 norm,
                 config.styles,
-                leader=self.styles,  # it has a routing, which is all that followers ask for
+                leader=self.styles,  # it has a routing, which is all that followers need
                 router_grad=False,
             )
             trained += [
@@ -363,7 +363,7 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
 
     @torch.no_grad()
     def _leash(self, portion: float) -> None:
-        """Take the experts a little of the way back, and those too far out to the rim."""
+        """Pull the experts back a little, and those beyond the radius onto it."""
         offsets = [*self.trained.values()]
         keep = torch.full((self.config.styles, 1), 1 - self.config.pull * portion).to(offsets[0])
         if self.config.radius:

@@ -24,7 +24,7 @@ class NEOConfig(Config):
         seed: seed of the draw of source images, with source_mean=True.
         average: over all images so far, or a moving one that forgets ("recent").
         decay: how much of the moving average a batch keeps, with average="recent".
-        source_mean: subtract only what the mean has moved away from the source images' mean; NEO
+        source_mean: subtract only how far the mean has moved from the source images' mean; NEO
             itself assumes that theirs is zero.
         source_samples: how many source images that mean is computed from.
     """
@@ -67,7 +67,7 @@ class RecentredHead(WrappedHead):
         return self.classify(features - offset.to(features.dtype))
 
     def _updated(self, features: Tensor) -> Tensor | None:
-        """The mean after this batch, without what is not a number."""
+        """The mean after this batch, ignoring samples with non-finite features."""
         features = features[features.isfinite().all(1)]
         if not len(features):
             return self.mean
@@ -102,7 +102,7 @@ class NEO(NoGradientAdapter[NEOConfig]):
     """Re-centres the last features; nothing is trained."""
 
     def wrap(self, classifier: nn.Linear) -> WrappedHead:
-        """Centre what the classifier is given."""
+        """Centre the classifier's input."""
         recent = self.config.average == "recent"
         self.running["mean"] = None
         if not recent:
@@ -110,7 +110,7 @@ class NEO(NoGradientAdapter[NEOConfig]):
         return RecentredHead(classifier, self.config.decay if recent else None)
 
     def build(self, source: Source) -> None:
-        """Wrap the classifier; look at the source images if asked to."""
+        """Wrap the classifier; read the source images if configured."""
         if self.config.source_mean:
             source_images.obtain(self, source, self._source_mean)
         super().build(source)

@@ -1,4 +1,4 @@
-"""BatchNorm's own baseline: normalise by the batch, not by the source statistics.
+"""The BatchNorm baseline: normalise by the batch, not by the source statistics.
 
 Schneider et al. and Nado et al., both 2020; the mixture of the two is alpha-BN (You et al., 2021).
 """
@@ -82,7 +82,7 @@ class BatchStatistics(Adapter[C]):
         norms = [norm for norm in find_norms(self.network) if norm.kind == "batch"]
         if not norms:
             raise ValueError(
-                f"{self.method} replaces the statistics of BatchNorm layers, and this model has "
+                f"{self.method} replaces the statistics of BatchNorm layers, but this model has "
                 f"none (it has {listed(self.network)}); use tent or another method instead"
             )
         for norm in norms:

@@ -33,4 +33,4 @@ class RDumbConfig(EATAConfig):
     cost="1 forward, at most 1 backward",
 )
 class RDumb(EATA):
-    """Nothing beyond its settings."""
+    """EATA with RDumb's settings."""

@@ -1,4 +1,4 @@
-"""All methods by name: ours, other packages', and the user's own."""
+"""All methods by name: ours, those of other packages, and the user's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Method:
-    """All there is to know about a method.
+    """Everything there is to know about a method.
 
     Attributes:
         name: what users call it.
@@ -79,7 +79,7 @@ class Method:
         summary: one line for listings.
         group: the family it belongs to, one of `GROUPS`.
         citation: the paper that describes it, if there is one.
-        drawn: how it is drawn in plots; None takes a colour that is free.
+        drawn: how it is drawn in plots; None takes a free colour.
         preset_for: the preset that suits a stream, given the stream's name.
         needs: what it needs beyond a model with norm layers, in a few words.
         cost: passes per batch, in a few words.
@@ -155,9 +155,7 @@ def register(
         known = _METHODS.get(name)
         # A file that runs as a script and is then imported registers its method twice.
         if known is not None and _origin(known.adapter) != _origin(adapter):
-            raise ValueError(
-                f"method {name!r} is registered already, by {known.adapter.__module__}"
-            )
+            raise ValueError(f"method {name!r} is already registered by {known.adapter.__module__}")
         if group not in GROUPS:
             raise ValueError(f"no group {group!r} of methods; {nearest(group, GROUPS)}")
         check_config(config)
@@ -186,7 +184,7 @@ def check_config(config: type[Config]) -> None:
         if field.name not in documented:
             raise ValueError(f"{config.__name__} does not document its field {field.name!r}")
     for preset in ("paper", *config.presets):
-        config.preset(preset)  # a preset that does not build fails here, not later at the user's
+        config.preset(preset)  # an invalid preset fails here, not later for the user
 
 
 @cache
@@ -246,7 +244,7 @@ def of_adapter(adapter: Any) -> Method:
 
 def _import(path: str) -> Any:
     module_name, _, attribute = path.partition(":")
-    if "" not in sys.path:  # an installed command does not search the user's own folder
+    if "" not in sys.path:  # an installed command does not search the current folder
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)

@@ -1,4 +1,4 @@
-"""REM: the more of an image is hidden, the less sure the answer may be (Han et al., 2025)."""
+"""REM: the more of an image is hidden, the less sure the prediction may be (Han et al., 2025)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class REMConfig(Config):
     Attributes:
         seed: not used.
         lr: learning rate of Adam.
-        hidden: shares of the patches that are hidden, one for each further view, rising. Those
-            that the class token attends to most go first.
+        hidden: shares of the patches that are hidden, one per further view, rising. Those that
+            the class token attends to most are hidden first.
         ranking: weight of the loss that keeps the views' entropies in order.
-        margin: by how much the entropy has to rise from view to view.
+        margin: how much the entropy must rise from view to view.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"hidden": (0.1, 0.2)}}
@@ -69,7 +69,7 @@ def consistency(logits: list[Tensor]) -> Tensor:
 
 
 def ranking(logits: list[Tensor], margin: float = 0.0) -> Tensor:
-    """How far a view is less sure than one that shows less.
+    """How much less sure each view is than the views that show less.
 
     >>> views = [torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]])]
     >>> round(ranking(views).item(), 6)
@@ -122,8 +122,8 @@ class REM(NormAffineAdapter[REMConfig]):
             ) from error
         if getattr(self.network, "grad_checkpointing", False):
             raise ValueError(
-                "rem hides patches during the forward pass, which gradient checkpointing would "
-                "repeat without; turn checkpointing off"
+                "rem hides patches during the forward pass, but gradient checkpointing would "
+                "repeat that pass with all of them; turn checkpointing off"
             )
         super().build(source)
 

@@ -32,11 +32,11 @@ class ROIDConfig(PixelConfig, SGDConfig):
 
     Attributes:
         seed: seed of the augmentation.
-        temperature: how sharply weights tell diverse and certain samples from others.
+        temperature: how sharply weights separate diverse and certain samples from others.
         decay: how much of the average prediction a step keeps.
         pull: share of the way back to the anchor after each step.
         consistency: learn from an augmented view of the chosen samples too.
-        prior: correct the answers of a batch by its own class shares: as a prior
+        prior: correct the predictions of a batch by its class shares: as a prior
             ("probabilities"), by multiplying the logits, as the authors' code does ("logits"), or
             not at all ("off").
         filter: what the parameters are pulled to: the source values ("none"), or an anchor that
@@ -65,7 +65,7 @@ class ROIDConfig(PixelConfig, SGDConfig):
 
 
 def soft_likelihood_ratio(probabilities: Tensor) -> Tensor:
-    """-sum q log(q / (1 - q)) of each row, q capped at 0.99: unlike entropy, its gradient stays.
+    """-sum q log(q / (1 - q)) of each row, q capped at 0.99; its gradient does not vanish.
 
     >>> [round(x, 6) for x in soft_likelihood_ratio(torch.tensor([[0.8, 0.2], [1, 0]])).tolist()]
     [-0.831787, -4.549169]
@@ -75,7 +75,7 @@ def soft_likelihood_ratio(probabilities: Tensor) -> Tensor:
 
 
 def sample_weights(probabilities: Tensor, average: Tensor, temperature: float) -> Tensor | None:
-    """Weights of a batch's samples, zero for the less diverse half; None where all are tied."""
+    """Weights of a batch's samples, zero for the less diverse half; None if all are tied."""
     diversity = _stretched(1 - F.cosine_similarity(average[None], probabilities, dim=1))
     certainty = _stretched((probabilities * probabilities.clamp(min=1e-30).log()).sum(-1))
     if diversity is None or certainty is None:
@@ -85,7 +85,7 @@ def sample_weights(probabilities: Tensor, average: Tensor, temperature: float) -
 
 
 def _stretched(values: Tensor) -> Tensor | None:
-    """Values moved to 0..1; None where they are all the same."""
+    """Values rescaled to 0..1; None if they are all equal."""
     low, high = values.min(), values.max()
     return None if low == high else (values - low) / (high - low)
 

@@ -31,7 +31,7 @@ class RoTTAConfig(PixelConfig, Config):
         lr: learning rate of Adam.
         memory: how many samples are kept, and after how many new ones a step is taken.
         decay: how much of its weights the teacher keeps at each step.
-        statistics: share of the memory's statistics in those of BatchNorm layers, at each step.
+        statistics: share of the BatchNorm statistics that each step replaces by the memory's.
     """
 
     lr: float = 1e-3
@@ -52,8 +52,8 @@ class Item:
 
     Attributes:
         label: the teacher's class.
-        born: how many samples had been seen before it.
-        doubt: the entropy of the teacher's prediction.
+        born: how many samples were seen before it.
+        doubt: entropy of the teacher's prediction.
     """
 
     label: int
@@ -62,7 +62,7 @@ class Item:
 
 
 class Memory:
-    """Few samples, balanced over the predicted classes, young and certain ones preferred."""
+    """A few samples, balanced over the predicted classes; young and certain ones are preferred."""
 
     def __init__(self, size: int, classes: int, items: list[Item], seen: int) -> None:
         self.size, self.classes, self.items, self.seen = size, classes, items, seen
@@ -72,7 +72,7 @@ class Memory:
         return 1 / (1 + math.exp(-age / self.size)) + doubt / math.log(self.classes)
 
     def place(self, label: int, doubt: float) -> int | None:
-        """Take in a sample, or not; returns the slot it went to."""
+        """Keep a sample or drop it; returns the slot it went to."""
         slot = self._slot(label, doubt)
         if slot is not None:
             item = Item(label, self.seen, doubt)
@@ -166,10 +166,10 @@ COLLECTING = "collecting samples for the next step"
     cost="3 forwards, 1 backward",
 )
 class RoTTA(NormAffineAdapter[RoTTAConfig]):
-    """The teacher answers and fills the memory; the student learns from it, and is followed.
+    """The teacher predicts and fills the memory; the student learns from it; the teacher follows.
 
-    Every `memory` samples there is one step, whatever the batch size. The BatchNorm statistics are
-    shared by teacher and student.
+    There is one step per `memory` samples, at any batch size. Teacher and student share the
+    BatchNorm statistics.
     """
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -206,7 +206,7 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
             return super().merge()
 
     def learn(self, inputs: Inputs) -> Step:
-        """Answer, remember, and step whenever enough samples have come."""
+        """Answer, remember, and step whenever enough samples have arrived."""
         images = inputs.images
         if images is None:
             raise ValueError("rotta remembers images and needs an image batch [B, C, H, W]")

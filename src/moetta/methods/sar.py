@@ -24,7 +24,7 @@ from moetta.nn.sam import perturbed
 # published results depend on them: a ViT-L loses the same three of its 24 blocks (42 of 49 layers
 # are trained), a ConvNeXt-B the same three of its longest stage (38 of 41).
 PUBLISHED_RULE = re.compile(r"layer4|blocks\.(9|10|11)|norm\.|^norm$")
-# A model has such names, and the rule applies, if one of its norm layers is called like this.
+# A model has such names, and the rule applies, if one of its norm layers has a name like this.
 PUBLISHED_NAMES = re.compile(r"layer\d|blocks\.\d|^norm$")
 
 
@@ -37,9 +37,9 @@ class SARConfig(SGDConfig):
         e0: entropies below this share of ln C are reliable.
         rho: radius of the sharpness-aware perturbation.
         decay: how much of the average loss a step keeps.
-        recover_below: an average loss below this means collapse: start again from the source.
-        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
-            of an opinion ("come").
+        recover_below: an average loss below this means collapse: start again from the source model.
+        objective: the measure of uncertainty to minimise: the entropy of the prediction, or COME's
+            entropy of an opinion ("come").
         second: which samples the second filter looks at: those the first one kept, or the whole
             batch.
         predict: which logits are returned: the first pass's, or those at the perturbed weights.
@@ -68,8 +68,8 @@ class SARConfig(SGDConfig):
 def early(network: nn.Module, norms: list[Norm]) -> list[Norm]:
     """All norm layers but the last ones.
 
-    By the published rule if the model's names are those it was written for. Otherwise by position,
-    which gives the same for a ViT-B: without the last quarter of the blocks and what follows them.
+    If the model has the names the published rule was written for, that rule decides. Otherwise the
+    last quarter of the blocks and all after them are left out, which is the same for a ViT-B.
     """
     if any(PUBLISHED_NAMES.search(norm.name) for norm in norms):
         return [norm for norm in norms if not PUBLISHED_RULE.search(norm.name)]

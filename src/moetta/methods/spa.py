@@ -20,7 +20,7 @@ from moetta.methods.registry import Citation, Drawn, register
 
 @dataclass(frozen=True)
 class SPAConfig(PixelConfig, PredictorConfig):
-    """SPA. The values are the authors' for a ViT; the preset "resnet50_gn" has their others.
+    """SPA. The defaults are the authors' for a ViT; the preset "resnet50_gn" has the others.
 
     Attributes:
         seed: seed of the views.
@@ -195,7 +195,7 @@ class SPA(PredictorAdapter[SPAConfig]):
         return masked_mean(reliability(entropies, e0) * entropies, sure)
 
     def _amounts(self, images: Tensor) -> Tensor:
-        """How much noise each patch gets; all alike at first."""
+        """How much noise each patch gets; the same for all at first."""
         rows, columns = (-(-side // self.config.patch) for side in images.shape[-2:])
         now = self.running["noise"]
         if now is None or now.shape != (rows, columns):  # a stream of another image size

@@ -17,8 +17,8 @@ class TentConfig(SGDConfig):
     """Tent.
 
     Attributes:
-        objective: what stands for the uncertainty of a prediction: its entropy, or COME's entropy
-            of an opinion ("come").
+        objective: the measure of uncertainty to minimise: the entropy of the prediction, or COME's
+            entropy of an opinion ("come").
     """
 
     lr: float = 5e-4

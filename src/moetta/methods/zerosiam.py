@@ -17,7 +17,7 @@ from moetta.methods.registry import Citation, Drawn, register
 
 @dataclass(frozen=True)
 class ZeroSiamConfig(PredictorConfig):
-    """ZeroSiam. The rates are the authors' for a ViT-B and batches of 64; presets have others'.
+    """ZeroSiam. The rates are the authors' for a ViT-B and batches of 64; presets have others.
 
     Attributes:
         seed: not used.

@@ -35,10 +35,10 @@ def _is_timms(module: nn.Module) -> bool:
 def class_attention(network: nn.Module, name: str) -> Iterator[list[Tensor]]:
     """Within the block, a forward pass leaves the class token's attention to each patch [B, N].
 
-    It is the mean over heads, worked out again from queries and keys: fused kernels keep none.
+    It is the mean over heads, recomputed from queries and keys: fused kernels do not keep it.
     """
     module: Any = network.get_submodule(name)
-    # Registers and the like stand between the class token and the patches.
+    # Registers and similar tokens lie between the class token and the patches.
     prefix = int(getattr(network, "num_prefix_tokens", 1))
     found: list[Tensor] = []
 

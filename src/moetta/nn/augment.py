@@ -1,4 +1,4 @@
-"""CoTTA's random view of a batch of pictures: colours, pose, blur and noise, one draw for all."""
+"""CoTTA's random view of a batch of images: colours, pose, blur and noise, one draw for all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def augment(
     and 28 pixels for images of 224.
 
     Args:
-        pixels: [B, C, H, W] in [0, 1] (values beyond are clipped), with one or three channels.
+        pixels: [B, C, H, W] in [0, 1] (values outside are clipped), with one or three channels.
         generator: where the draws come from; on the device of the pixels.
         blur: blur a little.
         noise: add a little noise.

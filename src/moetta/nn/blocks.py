@@ -20,8 +20,8 @@ class Block:
     Attributes:
         name: its dotted name in the network.
         module: the block.
-        width: how many features it puts out.
-        convolutional: whether it holds convolutions, which want the features on the second axis.
+        width: how many features it outputs.
+        convolutional: whether it holds convolutions, which keep the features on the second axis.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""BECoTTA's mixture of bottleneck adapters behind a block, with a noisy top-k gate by sample."""
+"""BECoTTA's mixture of bottleneck adapters after a block, with a noisy top-k gate per sample."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from moetta.nn.blocks import Block
 
 @torch.library.custom_op("moetta::gate_noise", mutates_args=())
 def gate_noise(like: Tensor, seed: Tensor, stream: int) -> Tensor:
-    """Standard normal noise in the shape of ``like``: a function of (seed, stream) and no more.
+    """Standard normal noise in the shape of ``like``; it depends only on (seed, stream).
 
-    A forward pass that gradient checkpointing runs again meets the same noise, and a compiled
-    model need not look inside.
+    A forward pass that gradient checkpointing repeats gets the same noise, and a compiled model
+    treats it as one operation.
     """
     generator = torch.Generator(like.device).manual_seed((int(seed) + stream) % (1 << 63))
     return torch.randn(like.shape, generator=generator, device=like.device, dtype=torch.float32)
@@ -28,15 +28,15 @@ def _(like: Tensor, seed: Tensor, stream: int) -> Tensor:
 
 
 class BottleneckMixture(nn.Module):
-    """A block, and after it a choice of small residual adapters.
+    """A block followed by small residual adapters, of which each sample uses a few.
 
     ``x <- block(x); x <- x + sum_e g_e up_e(gelu(down_e(x)))``, where g is non-zero for the
-    ``top_k`` experts that the sample's own gate prefers.
+    ``top_k`` experts that the gate prefers for the sample.
 
     Attributes:
-        gates: [routers, D, 2E]: for each token the preferences and how noisy they are.
+        gates: [routers, D, 2E]: from a token to its preferences and how noisy they are.
         down, down_bias, up, up_bias: the experts, [E, D, r], [E, r], [E, r, D], [E, D].
-        noisy: False takes out all chance: no noise, and the mean of several gates.
+        noisy: False removes all randomness: no noise, and the mean of several gates.
         chosen: experts of the last batch's samples [B, k], best first.
     """
 
@@ -71,14 +71,14 @@ class BottleneckMixture(nn.Module):
         self.gates = draw(routers, self.width, 2 * experts)
         self.down, self.down_bias = draw(experts, self.width, rank), zeros(experts, rank)
         self.up, self.up_bias = draw(experts, rank, self.width), zeros(experts, self.width)
-        self.block = block.module  # last: torch would take its parts' names for taken ones
+        self.block = block.module  # last: torch rejects names that __getattr__ finds in it
 
     def __getattr__(self, name: str) -> Any:
-        """What the block has: some networks look at their blocks' parts (`layer.self_attn`)."""
+        """The block's attribute: some networks read parts of their blocks (`layer.self_attn`)."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Copying and loading ask for special methods, and before there is a block.
+            # Copying and loading ask for special methods, even before the block is set.
             if name == "block" or name.startswith("__"):
                 raise
             return getattr(self.block, name)
@@ -91,7 +91,7 @@ class BottleneckMixture(nn.Module):
         return self.gates.numel() // self.routers + self.top_k * each
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The block's output, adapted; of several outputs, the first."""
+        """The block's output, adapted; if there are several, only the first is."""
         out = self.block(*args, **kwargs)
         if isinstance(out, tuple):
             return (self._adapt(out[0]), *out[1:])
@@ -106,7 +106,7 @@ class BottleneckMixture(nn.Module):
     def _feature_axis(self, x: Tensor) -> int:
         if not isinstance(x, Tensor) or x.dim() < 2:
             raise ValueError(f"a block returned {type(x).__name__}, not features of samples")
-        # Where both axes fit, convolutions settle it: a map of 64 x 64 with 64 channels.
+        # If both axes fit (a 64 x 64 map with 64 channels), the kind of block decides.
         axes = (1, -1) if self.convolutional else (-1, 1)
         for axis in axes:
             if x.shape[axis] == self.width:
@@ -117,7 +117,7 @@ class BottleneckMixture(nn.Module):
 
     def _mixture(self, x: Tensor) -> Tensor:
         """The chosen experts' sum [B, T, D], weighted by the gate."""
-        # The weight of a single expert is 1 whatever its score: there is nothing to differentiate.
+        # A single expert's weight is always 1, so there is nothing to differentiate.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.top_k > 1):
             values, chosen = self._scores(x).topk(self.top_k, dim=-1)
         self.chosen = chosen.detach()

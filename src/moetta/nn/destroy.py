@@ -1,4 +1,4 @@
-"""Destroying the shape in a picture while keeping its colours and textures (for DeYO)."""
+"""Destroying the shapes in an image while keeping its colours and textures (for DeYO)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def shuffle_patches(images: Tensor, patches: int, generator: torch.Generator) -> Tensor:
-    """Cut each image into a ``patches`` x ``patches`` grid and shuffle it, each its own way.
+    """Cut each image into a ``patches`` x ``patches`` grid and shuffle it, each differently.
 
-    Sides that the grid does not divide are resized to the multiple below, and back at the end.
+    Sides that the grid does not divide are resized to the next lower multiple, then back.
     """
     batch, channels, height, width = images.shape
     rows, columns = height // patches, width // patches

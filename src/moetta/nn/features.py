@@ -1,4 +1,4 @@
-"""Listening to a network's inner features, one vector a sample and layer."""
+"""Recording a network's inner features: one vector per sample and layer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CLASS_TOKENS = ("cls_token", "class_token", "cls_tokens", "class_tokens", "cls_e
 
 
 class Features:
-    """Where to listen: behind one norm layer of every block, and behind the final one.
+    """Where to listen: after one norm layer of every block, and after the final one.
 
-    These are the first norm of every block but the first (which sees hardly more than the patches)
-    and the last norm of the network. A sample's vector at a layer is the class token where the
-    model has one, else the mean over tokens or places. On a ViT that is, for every block, its
-    output as its successor sees it.
+    These are the first norm of every block but the first (which sees little beyond the patches)
+    and the last norm of the network. A sample's vector at a layer is the class token if the model
+    has one, else the mean over tokens or positions. On a ViT this is each block's output as the
+    next block sees it.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -34,7 +34,7 @@ class Features:
     def listening(self) -> Iterator[dict[str, Tensor]]:
         """Within the block, a forward pass leaves each layer's output under the layer's name.
 
-        Afterwards the network is without hooks again.
+        Afterwards the hooks are removed.
         """
         heard: dict[str, Tensor] = {}
         handles = []
@@ -53,10 +53,10 @@ class Features:
                 handle.remove()
 
     def join(self, heard: dict[str, Tensor]) -> Tensor:
-        """One vector a sample: all layers' features side by side, in float32.
+        """One vector per sample: all layers' features side by side, in float32.
 
         Raises:
-            ValueError: the layers did not run, or ran where their gradient cannot be had.
+            ValueError: the layers did not run, or their outputs carry no gradient.
         """
         found = [(norm, heard[norm.name]) for norm in self.layers if norm.name in heard]
         if not found:
@@ -88,8 +88,8 @@ def _listened(network: nn.Module) -> list[Norm]:
     order = [norm.name for norm in norms]
     final = norms[-1]
     if order.index(final.name) <= order.index(inside[-1][-1].name):
-        # Nothing after the blocks: the last norm of the last one. The least nested, for a shortcut
-        # (`downsample.1`) may stand after the main path's (`bn2`).
+        # Nothing after the blocks: the last norm of the last one. The least nested, because a
+        # shortcut's (`downsample.1`) may come after the main path's (`bn2`).
         final = min(reversed(inside[-1]), key=lambda norm: norm.name.count("."))
     firsts = [of_block[0] for of_block in inside[1:]]
     return firsts if final in firsts else [*firsts, final]

@@ -1,11 +1,11 @@
-"""Layer normalisation with a scale and shift of each sample's own, in LayerNorm's memory.
+"""Layer normalisation with a scale and shift per sample, using no more memory than LayerNorm.
 
-The obvious code (normalise, gather, scale, shift) lets autograd keep the normalised activations and
-several products beside the input. Here one autograd function keeps the input and its row
-statistics, as the native LayerNorm does, and works the rest out again on the way back.
-`moe_layer_norm` also takes the routing in, so that the gradient through the mean token is added in
-place of being a full-size tensor of its own. `moe_layer_norm_reference` is the same in plain
-PyTorch; tests compare the two.
+The obvious code (normalise, gather, scale, shift) makes autograd keep the normalised activations
+and several products besides the input. Here one autograd function keeps the input and its row
+statistics, as the native LayerNorm does, and recomputes the rest in the backward pass.
+`moe_layer_norm` also includes the routing, so that the gradient through the mean token is added
+directly and needs no full-size tensor. `moe_layer_norm_reference` is the same in plain PyTorch;
+tests compare the two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def moe_layer_norm_reference(
     unit_weights: bool = False,
     router_grad: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """MoE-LayerNorm of [B, ..., D] as the paper's pseudocode has it.
+    """MoE-LayerNorm of [B, ..., D] as in the paper's pseudocode.
 
     Returns:
         The normalised tensor, routing probabilities [B, E], chosen experts [B, k].
@@ -63,7 +63,7 @@ def moe_layer_norm_reference(
 def _normalise(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, ...]:
     """Forward of [B, T, D] with per-sample scale and shift: y, row means, row 1/std."""
     width = x.shape[-1]
-    # Without a scale and a shift of its own, the CPU kernel takes half as long again.
+    # Without a scale and a shift, the CPU kernel takes half as long again.
     one, zero = x.new_ones(width), x.new_zeros(width)
     y, mean, rstd = torch.native_layer_norm(x, (width,), one, zero, eps)
     torch.addcmul(beta.unsqueeze(1), y, gamma.unsqueeze(1), out=y)
@@ -76,8 +76,8 @@ def _gradients(
     """Backward of `_normalise`: dx (if wanted), dgamma beside dbeta [B, 2D].
 
     By hand, dgamma = sum_t dy (x - mean) rstd splits into sums over tokens with row weights, which
-    are matrix products: no normalised copy of x is made. A compiler makes none of the formula as it
-    stands, but cannot fuse matrix products.
+    are matrix products: no normalised copy of x is made. A compiler avoids that copy with the plain
+    formula too, but cannot fuse matrix products.
     """
     if torch.compiler.is_compiling():
         normal, pull = (x - mean) * rstd, dy * gamma.unsqueeze(1)

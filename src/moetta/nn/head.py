@@ -41,14 +41,14 @@ def find_head(network: nn.Module) -> Head:
 
 
 NOT_THE_CLASSIFIER = (
-    "the model's logits are not what its last linear layer {name!r} puts out; this method needs a "
+    "the model's logits are not the output of its last linear layer {name!r}; this method needs a "
     "model whose logits come from one linear layer over one feature vector per sample"
 )
 
 
 @dataclass
 class Heard:
-    """What a head was given and put out, pass by pass."""
+    """A head's inputs and outputs, one per pass."""
 
     passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Heard:
         """The features [B, D] behind these logits.
 
         Raises:
-            ValueError: the head did not make these logits, so its features say nothing about them.
+            ValueError: the head did not produce these logits, so its features do not explain them.
         """
         if len(self.passes) == 1:
             features, output = self.passes[0]
@@ -66,7 +66,7 @@ class Heard:
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:
-    """Whether both are equal, where they are numbers at all."""
+    """Whether both are equal, ignoring NaN."""
     if left.shape != right.shape:
         return False
     left, right = left.float(), right.float()
@@ -90,7 +90,7 @@ def listening(network: nn.Module, head: Head) -> Iterator[Heard]:
 
 
 class WrappedHead(nn.Module):
-    """A classifier whose features or logits are corrected on the way.
+    """A classifier whose features or logits are corrected.
 
     Subclasses write `forward`. It may leave what the correction learnt from a batch in ``fresh``:
     the adapter takes it over if the batch counts, so a refused batch changes nothing.
@@ -117,6 +117,6 @@ class WrappedHead(nn.Module):
         return features if features.dtype == torch.float64 else features.float()
 
     def classify(self, features: Tensor) -> Tensor:
-        """What the original layer says."""
+        """The original layer's output."""
         logits: Tensor = self.classifier(features)
         return logits

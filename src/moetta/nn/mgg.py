@@ -1,9 +1,9 @@
 """The meta-gradient generator: a learned update rule, one tiny cell for every trained number.
 
-The cell is a linear layer (8 x 8 and a bias) that each trained number keeps for itself and that
-learns while it works: before each answer it takes one gradient step of its own, on the task of
-reconstructing one view of its input from another. Everything else in it is common and fixed: 164
-numbers, which the authors' checkpoints and ours hold under the same keys.
+Each trained number has its own cell, a linear layer (8 x 8 and a bias) that learns while it works:
+before each answer it takes one gradient step towards reconstructing one view of its input from
+another. Everything else is shared and fixed: 164 numbers, under the same keys in the authors'
+checkpoints and ours.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _SHAPES: dict[str, tuple[int, ...]] = {
 
 
 class MGG(nn.Module):
-    """The generator's common numbers, by the keys of the authors' checkpoints.
+    """The generator's shared numbers, under the keys of the authors' checkpoints.
 
-    Its random start: linear layers as torch's own, W1 and the inner rate's weights N(0, 0.02),
+    It starts at random: linear layers as in torch, W1 and the inner rate's weights N(0, 0.02),
     scales one, all else zero.
     """
 
@@ -76,7 +76,7 @@ class MGG(nn.Module):
         """One step of every cell.
 
         Args:
-            x: [N, 2]: for each number its averaged and its present gradient, both scaled.
+            x: [N, 2]: each number's averaged and current gradient, both scaled.
             weight: fast weights [N, 8, 8].
             bias: fast biases [N, 8].
 
@@ -99,7 +99,7 @@ class MGG(nn.Module):
         step = rate * grad
         weight = weight - k[:, :, None] * step[:, None, :]
         bias = bias - step
-        # The answer comes from the weights as they are after that step.
+        # The answer comes from the weights after that step.
         answer = torch.einsum("ni,nij->nj", q, weight) + bias
         o = q + F.layer_norm(answer, (WIDTH,), gamma[0], beta[0], _EPS)
         return torch.tanh(self.o_proj(self.post_norm(o))).squeeze(-1), weight, bias
@@ -145,7 +145,7 @@ def _read(path: str | PathLike[str]) -> dict[str, Tensor]:
         elif not torch.isfinite(value).all():
             problems.append(f"{key} has NaN or infinite values")
     if problems:
-        raise ValueError(f"{path} holds no meta-gradient generator: {'; '.join(problems[:5])}")
+        raise ValueError(f"{path} is not a meta-gradient generator: {'; '.join(problems[:5])}")
     return {key: value.float() for key, value in tensors.items()}
 
 
@@ -156,10 +156,10 @@ def _read_checkpoint(path: str | PathLike[str]) -> dict[str, Tensor]:
         # weights_only reads tensors and plain containers, and runs no code from the file.
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} is damaged or no checkpoint of plain tensors: {error}") from error
+        raise ValueError(f"{path} is damaged or not a checkpoint of tensors: {error}") from error
     state = content.get("model_state_dict") if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{path} holds no meta-gradient generator: model_state_dict is missing")
+        raise ValueError(f"{path} is not a meta-gradient generator: model_state_dict is missing")
     return {str(key).removeprefix(_PREFIX): value for key, value in state.items()}
 
 

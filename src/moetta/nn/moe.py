@@ -1,4 +1,4 @@
-"""Norm layers with experts: a router picks one offset of scale and shift for each sample."""
+"""Norm layers with experts: a router picks an offset of scale and shift for each sample."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Routing:
     """Where a batch went in one layer.
 
     Attributes:
-        probabilities: the router's softmax [B, E] (one row if the batch is routed as one), with
-            its graph.
+        probabilities: the router's softmax [B, E] (one row if the whole batch is routed together),
+            with its graph.
         experts: the chosen ones [B, k], or [1, k].
     """
 
@@ -31,7 +31,7 @@ class Routing:
 def balance_loss(routing: Routing) -> Tensor:
     """E sum_e F_e P_e: share of the batch that went to e, times e's mean probability.
 
-    Leading axes are kept: of M layers' routings in one, [M, B, E] and [M, B, k], it is [M].
+    Leading axes are kept: M layers' routings stacked, [M, B, E] and [M, B, k], give [M].
     It is 1 for a uniform router. The paper's claim that it cannot be less is false:
 
     >>> p = torch.tensor([[0.51, 0.49], [0.51, 0.49], [0.0, 1.0]])
@@ -89,7 +89,7 @@ class MoENorm(nn.Module):
             self.router = router
         self.top_k, self.unit_weights = top_k, top_k_weights == "one"
         self.router_grad, self.batch_routing = router_grad, routing == "batch"
-        # A list hides the leader from torch's module tree: it is not a part of this layer.
+        # A list hides the leader from torch's module tree: it is not part of this layer.
         self._leader = [] if leader is None else [leader]
         self.batch_statistics = batch_statistics
         self.eps: float = norm.module.eps  # type: ignore[assignment]
@@ -162,7 +162,7 @@ class MoEChannelNorm(MoENorm):
     """GroupNorm or BatchNorm with experts for the scale and shift, on [B, D, ...].
 
     A BatchNorm keeps its source statistics unless ``batch_statistics``: a sample's result then does
-    not depend on its batch-mates, whose domains differ.
+    not depend on the rest of its batch, which may come from other domains.
     """
 
     def __init__(self, norm: Norm, experts: int, **options: Any) -> None:
@@ -180,6 +180,6 @@ class MoEChannelNorm(MoENorm):
 
 
 def with_experts(norm: Norm, experts: int, **options: Any) -> MoENorm:
-    """The layer with experts that takes a norm layer's place."""
+    """The layer with experts that replaces a norm layer."""
     kind = MoELayerNorm if norm.kind == "layer" else MoEChannelNorm
     return kind(norm, experts, **options)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 @contextlib.contextmanager
 def perturbed(parameters: list[nn.Parameter], grads: list[Tensor], rho: float) -> Iterator[None]:
-    """Within the block the parameters stand ``rho`` further up the joint gradient direction.
+    """Within the block the parameters are moved by ``rho`` up the joint gradient direction.
 
-    Afterwards they are what they were, bit for bit, also when the block fails.
+    Afterwards they are restored bit for bit, even if the block fails.
     """
     kept = [p.detach().clone() for p in parameters]
     scale = rho / (torch.nn.utils.get_total_norm(grads) + 1e-12)

@@ -34,11 +34,11 @@ class MGTTAConfig(Config):
         lr: length of a step; the generator gives it direction.
         moments: weight of the distance between the batch's feature moments and the source's. The
             authors advise 0.2 for ImageNet-R.
-        moment_divisor: what that weight is divided by: 64 in the paper, whatever the batch size.
+        moment_divisor: what that weight is divided by: 64 in the paper, at any batch size.
         beta1: decay of the average gradient that the generator sees.
         beta2: decay of the average squared gradient.
-        mgg: file with the generator (safetensors, or the authors' .pth); None is the one that
-            comes with the package.
+        mgg: file with the generator (safetensors, or the authors' .pth); None is the one shipped
+            with the package.
         source_batch: batch size at which the source's feature moments are computed.
     """
 
@@ -58,7 +58,7 @@ class MGTTAConfig(Config):
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         if isinstance(self.mgg, os.PathLike):
-            object.__setattr__(self, "mgg", os.fspath(self.mgg))  # a Path is welcome too
+            object.__setattr__(self, "mgg", os.fspath(self.mgg))  # a Path works too
         super().__post_init__()
         positive(self, "lr", "moment_divisor", "source_batch")
         share(self, "beta1", "beta2")
@@ -84,16 +84,16 @@ class MGTTAConfig(Config):
     paper_row=6,
 )
 class MGTTA(NormAffineAdapter[MGTTAConfig]):
-    """Every scale and shift steps by the generator's word on its gradient.
+    """Every scale and shift takes the step that the generator makes of its gradient.
 
-    A batch of one has no spread to compare with the source's; it is learnt from by entropy alone.
-    The features are heard on the plain network: a compiled model is compiled for `paused` only.
+    A batch of one has no spread to compare with the source images'; only its entropy is minimised.
+    The features are recorded on the plain network: a compiled model is used by `paused` only.
     """
 
     held_in_state = ("mgg",)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> None:
-        """The generator takes its place."""
+        """No optimiser: the generator replaces it."""
 
     def build(self, source: Source) -> None:
         """Train the norm layers; load the generator; measure or load the source's features."""
@@ -109,8 +109,8 @@ class MGTTA(NormAffineAdapter[MGTTAConfig]):
     def use(self, mgg: MGG) -> None:
         """Start afresh with this generator."""
         self._mgg = mgg.to(self.device)
-        # The generator is part of the state: what is saved goes on with it, whatever file an
-        # adapter elsewhere began with.
+        # The generator is part of the state: a loaded adapter goes on with the one that was saved,
+        # not with the one it started with.
         self.running.update({f"mgg.{k}": v.detach() for k, v in self._mgg.state_dict().items()})
         count = sum(p.numel() for p in self.trained.values())
         weight, bias = (t.detach().clone() for t in self._mgg.start(count))
@@ -190,7 +190,7 @@ class MGTTA(NormAffineAdapter[MGTTAConfig]):
         assert n is not None
         b1, b2 = self.config.beta1, self.config.beta2
         m, v, n = b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad**2, n + 1
-        # The corrections run one step ahead (n + 1). The authors' generator learnt with that.
+        # The corrections run one step ahead (n + 1). The authors' generator was trained with that.
         count = int(n) + 1
         root = (v / (1 - b2**count)).sqrt() + 1e-8
         x = torch.stack([m / (1 - b1**count) / root, grad / root], dim=1)

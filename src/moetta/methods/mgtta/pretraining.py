@@ -1,4 +1,4 @@
-"""Teaching a meta-gradient generator: adapt to a few shifted images, over and over."""
+"""Training a meta-gradient generator: adapt to a few shifted images, over and over."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def pretrain(
 ) -> MGG:
     """Train a generator on unlabelled, shifted images, by the recipe of the paper's authors.
 
-    The norm layers take a step by the generator's word; the next batch's gradient at the place
-    they reached tells, through that one step, how the generator should have answered. Averages and
-    fast weights start anew with each epoch, whose first batch therefore teaches nothing; the norm
-    layers go on from where they are.
+    The norm layers take the generator's step; the gradient of the next batch's loss, through that
+    one step, shows how the generator should have answered. Averages and fast weights start afresh
+    in each epoch, whose first batch therefore teaches nothing; the norm layers continue from where
+    they are.
 
     Args:
         model: the source model; it is not changed.
-        images: shifted images, of which ``samples`` are drawn once, in the order they are used.
+        images: shifted images; ``samples`` of them are drawn once, in the order of use.
         source: clean images, or their saved moments, as for `moetta.adapt`.
         validation: (images, labels) of each domain; after every epoch the generator adapts the
-            source model to each, and the one with the best mean accuracy is returned. Without it
-            the last is.
+            source model to each, and the one with the best mean accuracy is returned. Without it,
+            the last one is.
         epochs: passes over the images.
         lr: learning rate of the generator (Adam).
         step_lr: length of the norm layers' steps.
-        batch: images a step.
+        batch: images per step.
         samples: images to use; all if there are fewer.
         seed: seed of the generator's start and of the draw.
         moments: weight of the feature moments in the loss, as in `MGTTAConfig`.
@@ -114,7 +114,7 @@ def _epoch(
         total += float(loss.detach())
         gradient = flat(grads)
         if stepped is not None:
-            # What a parameter had no part in gets no gradient, so that Adam leaves it alone.
+            # A parameter that was not used gets no gradient, so that Adam leaves it alone.
             found = torch.autograd.grad(stepped, parameters, gradient, allow_unused=True)
             for parameter, grad in zip(parameters, found, strict=True):
                 parameter.grad = grad
