@@ -9,7 +9,7 @@ from torch import nn
 
 import moetta
 from helpers.models import images, small_vit
-from helpers.trials import assert_same, portrait
+from helpers.trials import LEARNS_NOTHING, assert_same, portrait
 from moetta.methods.sar import SARConfig
 from moetta.methods.tent import TentConfig
 
@@ -57,7 +57,7 @@ def test_a_refusal_leaves_the_model_as_it_was(arguments: dict, message: str, inp
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in moetta.list_methods() if m not in ("noadapt", "cotta")]
+    "method", [m for m in moetta.list_methods() if m not in (*LEARNS_NOTHING, "cotta")]
 )
 def test_a_model_without_what_the_method_trains_is_described(method: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5))

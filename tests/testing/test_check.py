@@ -19,7 +19,7 @@ from moetta.testing.check import difference
 
 
 @dataclass(frozen=True)
-class TrialConfig(moetta.SGDConfig):
+class TrialConfig(moetta.TentConfig):
     """Settings for a method that is broken on purpose."""
 
     lr: float = 0.01

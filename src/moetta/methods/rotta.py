@@ -185,7 +185,9 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
             if norm.kind == "batch":
                 self.slow[norm.name] = SlowStatNorm(norm.module, self.config.statistics)
                 self.surgery.replace(norm.name, self.slow[norm.name])
-                self.running |= {f"mean.{norm.name}": None, f"var.{norm.name}": None}
+                for kind in ("mean", "var"):
+                    value = getattr(norm.module, f"running_{kind}")
+                    self.running[f"{kind}.{norm.name}"] = None if value is None else value.clone()
         self.optimizer = self.make_optimizer(parameters)
         self.teacher = Teacher(self)
         self.pixels = Pixels(self, self.config, "use another method")
