@@ -1,4 +1,4 @@
-"""EATA: learn from reliable, non-redundant samples; stay near the source (Niu et al., 2022)."""
+"""EATA: reliable, non-redundant samples, kept near the source model (Niu et al., 2022)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class NormConfig(Config):
 
 
 class MixedStatNorm(nn.Module):
-    """A BatchNorm that normalises by a mixture of the source's and the batch's statistics."""
+    """A BatchNorm that normalises by a mixture of source and batch statistics."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -118,7 +118,7 @@ class NormAdapter(BatchStatistics[NormConfig]):
 
 @dataclass(frozen=True)
 class AlphaBNConfig(NormConfig):
-    """A mixture of the source's and the batch's statistics in BatchNorm layers.
+    """A mixture of source and batch statistics in BatchNorm layers.
 
     Attributes:
         source_share: share of the source statistics in the mixture (the paper's alpha).
@@ -144,4 +144,4 @@ class AlphaBNConfig(NormConfig):
     cost="1 forward",
 )
 class AlphaBN(BatchStatistics[AlphaBNConfig]):
-    """Mostly the source's statistics, a little of the batch's."""
+    """Mostly source statistics, with a small share of the batch's."""

@@ -1,4 +1,4 @@
-"""ROID: diverse, certain samples, two views, a pull to the source (Marsden et al., 2024).
+"""ROID: diverse, certain samples, two views, a pull to the source model (Marsden et al., 2024).
 
 With ``filter="cmf"`` the pull leads to a Kalman-filtered anchor instead (CMF, Lee and Chang, 2024).
 """
@@ -91,7 +91,7 @@ def _stretched(values: Tensor) -> Tensor | None:
 
 
 def smoothed_prior(probabilities: Tensor) -> Tensor:
-    """Class shares of a batch, smoothed the more the less it can say about them.
+    """Class shares of a batch, smoothed more if it says less about them.
 
     >>> prior = smoothed_prior(torch.tensor([[0.5, 0.3, 0.1, 0.1]] * 2))
     >>> [round(share, 2) for share in prior.tolist()]
@@ -107,7 +107,7 @@ def smoothed_prior(probabilities: Tensor) -> Tensor:
     "roid",
     ROIDConfig,
     title="ROID",
-    summary="diverse and certain samples, two views, pulled back to the source",
+    summary="diverse and certain samples, two views, pulled back to the source model",
     group="consistency",
     citation=Citation(
         "Marsden, Robert A. and Döbler, Mario and Yang, Bin",

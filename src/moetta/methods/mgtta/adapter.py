@@ -32,14 +32,14 @@ class MGTTAConfig(Config):
     Attributes:
         seed: not used.
         lr: length of a step; the generator gives it direction.
-        moments: weight of the distance between the batch's feature moments and the source's. The
-            authors advise 0.2 for ImageNet-R.
+        moments: weight of the distance between the feature moments of the batch and of the source
+            images. The authors advise 0.2 for ImageNet-R.
         moment_divisor: what that weight is divided by: 64 in the paper, at any batch size.
         beta1: decay of the average gradient that the generator sees.
         beta2: decay of the average squared gradient.
         mgg: file with the generator (safetensors, or the authors' .pth); None is the one shipped
             with the package.
-        source_batch: batch size at which the source's feature moments are computed.
+        source_batch: batch size for computing the feature moments of the source images.
     """
 
     lr: float = 3e-4
@@ -96,7 +96,7 @@ class MGTTA(NormAffineAdapter[MGTTAConfig]):
         """No optimiser: the generator replaces it."""
 
     def build(self, source: Source) -> None:
-        """Train the norm layers; load the generator; measure or load the source's features."""
+        """Train the norm layers; load the generator; measure or load the source features."""
         self.features = Features(self.network)
         super().build(source)
         source_images.obtain(self, source, self._source_moments)
