@@ -294,7 +294,7 @@ def test_frozen_and_plain_by_index():
         ({"frozen": "0-9"}, "0-4"),
         ({"frozen": "x"}, "0-5,8"),
         ({"frozen": "0-1", "plain": "1"}, "both frozen and plain"),
-        ({"frozen": "0-4"}, "none of the 5"),
+        ({"frozen": "0-4"}, "freezes all 5 norm layers"),
         ({"top_k": 12}, "top_k must be between 1 and experts=9"),
         ({"routing": "token"}, "routing must be 'sample' or 'batch'"),
         ({"experts": 0}, "experts must be above 0"),
