@@ -32,7 +32,7 @@ import json
 import statistics
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import pairwise
@@ -71,6 +71,8 @@ class Tune:
     """By default every method that has a learning rate."""
     data: Path | None = None
     """The folder of CIFAR-10, for models trained on it."""
+    seeds: int = len(SEEDS)
+    """How many seeds to search with; 1 is the screening alone, a first idea of the rates."""
     search: bool = True
     """Run missing trials; otherwise only print and write what the trials on file decide."""
     trials: Path = ROOT / "benchmarks" / "results" / "tune.jsonl"
@@ -98,7 +100,17 @@ class Choice:
     @property
     def score(self) -> float:
         """Mean gain minus its standard deviation over the seeds."""
-        return statistics.mean(self.gains) - statistics.stdev(self.gains)
+        return statistics.mean(self.gains) - self.spread
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the gain over the seeds; 0 with one seed."""
+        return statistics.stdev(self.gains) if len(self.gains) > 1 else 0.0
+
+    def __str__(self) -> str:
+        seeds = "" if len(self.gains) > 1 else ", one seed"
+        gain = f"{statistics.mean(self.gains):+.2f} ± {self.spread:.2f}" + seeds
+        return gain if self.passed else f"no rate passed, the lowest is taken: {gain}"
 
 
 class Missing(Exception):
@@ -109,18 +121,23 @@ class Missing(Exception):
         self.lr, self.seed = lr, seed
 
 
-def choose(tried: Mapping[tuple[float, int], Trial], none: Mapping[int, Trial]) -> Choice:
+def choose(
+    tried: Mapping[tuple[float, int], Trial],
+    none: Mapping[int, Trial],
+    seeds: Sequence[int] = SEEDS,
+) -> Choice:
     """The rate that the rule takes.
 
     Args:
         tried: a method's trials by rate and seed.
         none: noadapt's trials by seed.
+        seeds: the seeds that a candidate has to pass; the first is the one for the screening.
 
     Raises:
         Missing: the next trial to run. Trials without quarters, of an older version, are enough to
             rule a rate out but not to take it.
     """
-    first = SEEDS[0]
+    first = seeds[0]
 
     def get(lr: float, seed: int, *, quarters: bool = True) -> Trial:
         trial = tried.get((lr, seed))
@@ -151,8 +168,8 @@ def choose(tried: Mapping[tuple[float, int], Trial], none: Mapping[int, Trial]) 
         rates = rates if lower is None else (lower, *rates)
         passed: list[Choice] = []
         for lr in candidates(rates):
-            if all(holds(lr, seed) for seed in SEEDS):
-                passed.append(Choice(lr, tuple(gain(lr, seed) for seed in SEEDS)))
+            if all(holds(lr, seed) for seed in seeds):
+                passed.append(Choice(lr, tuple(gain(lr, seed) for seed in seeds)))
             if len(passed) == 2:
                 break
         if passed:
@@ -297,7 +314,7 @@ def settle(options: Tune, model: str, method: str) -> None:
         time.sleep(5)
     while True:
         try:
-            choice = choose(tried(options, model, method), none)
+            choice = choose(tried(options, model, method), none, SEEDS[: options.seeds])
         except Missing as missing:
             try:
                 trial(missing.lr, missing.seed)
@@ -305,7 +322,7 @@ def settle(options: Tune, model: str, method: str) -> None:
                 print(f"{model} {method}: {refusal}", flush=True)
                 return
         else:
-            print(f"{model} {method}: {summary(choice)}", flush=True)
+            print(f"{model} {method}: {choice.lr:g} ({choice})", flush=True)
             return
 
 
@@ -318,22 +335,15 @@ def baseline(options: Tune, model: str) -> dict[int, Trial] | None:
 # --- what is printed and written ----------------------------------------------------------------
 
 
-def summary(choice: Choice) -> str:
-    """A choice in a few words."""
-    if not choice.passed:
-        return f"no rate passed, the lowest is taken ({choice.gains[0]:+.2f}, one seed)"
-    spread = statistics.stdev(choice.gains)
-    return f"{choice.lr:g} ({statistics.mean(choice.gains):+.2f} ± {spread:.2f} over noadapt)"
-
-
 def decided(options: Tune, model: str, methods: list[str]) -> dict[str, Choice]:
-    """The rates that the trials on file decide."""
+    """The rates that the trials on file decide, with one seed where three are not there yet."""
     none = baseline(options, model)
     found = {}
     for method in methods if none else []:
         assert none is not None
-        with contextlib.suppress(Missing):
-            found[method] = choose(tried(options, model, method), none)
+        for seeds in (SEEDS[:1], SEEDS):
+            with contextlib.suppress(Missing):
+                found[method] = choose(tried(options, model, method), none, seeds)
     return found
 
 
@@ -341,7 +351,7 @@ def table(options: Tune, model: str, methods: list[str]) -> str:
     """The screening as Markdown: accuracy by rate with the first seed, the chosen rate in bold."""
     choices, seed = decided(options, model, methods), SEEDS[0]
     rates = sorted({lr for m in methods for lr, _ in tried(options, model, m)})
-    rows = [["method", *(f"{lr:g}" for lr in rates), "gain, three seeds"]]
+    rows = [["method", *(f"{lr:g}" for lr in rates), "gain over noadapt"]]
     rows.append(["---"] * len(rows[0]))
     none = baseline(options, model)
     if none:
@@ -355,14 +365,8 @@ def table(options: Tune, model: str, methods: list[str]) -> str:
             text = "" if trial is None else f"{trial['accuracy']:.2f}"
             row.append(f"**{text}**" if choice is not None and lr == choice.lr else text)
         if mine:
-            rows.append([*row, "not decided" if choice is None else _gain(choice)])
+            rows.append([*row, "not decided" if choice is None else str(choice)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _gain(choice: Choice) -> str:
-    if not choice.passed:
-        return f"none passed ({choice.gains[0]:+.2f})"
-    return f"{statistics.mean(choice.gains):+.2f} ± {statistics.stdev(choice.gains):.2f}"
 
 
 def write(options: Tune, methods: list[str]) -> None:
@@ -378,7 +382,7 @@ def write(options: Tune, methods: list[str]) -> None:
         for method in methods:
             if method in choices:
                 values = settings(method, choices[method].lr)
-                note = summary(choices[method])
+                note = str(choices[method])
             elif method in present.get(model, {}):
                 values, note = present[model][method], "by an earlier rule"
             else:
