@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from moetta.bench.cell import DataOptions
+from moetta.bench.cell import BASELINE, DataOptions
 from moetta.bench.grid import finished_folders, require_all
 from moetta.bench.progress import Outcome
 from moetta.commands.console import make_console
@@ -41,11 +41,12 @@ class Reproduce(Running, DataOptions):
     """table1, table2, table3, scalability, grid-search, gradient-cosine, tsne, expert-similarity,
     expert-heatmaps, partial-replacement, sensitivity, theory; all of these; or length, which is
     ours and takes hours."""
-    method: tuple[str, ...] = ()
-    """Methods to compare in table1, table2, scalability and length: names or groups, as for
-    `moetta run`; by default the paper's nine (length: the leading ones)."""
     models: tuple[str, ...] = ()
     """Models; by default the paper's with --data, or else the two embedded ones."""
+    method: tuple[str, ...] = ()
+    """Methods in table1, table2, scalability and length: names, or a group (paper, all,
+    no-gradient, ...). noadapt is always there. By default the paper's nine; for length, those that
+    lead."""
     seeds: tuple[int, ...] | None = None
     """Seeds; by default as many as the paper used: three for table1, one elsewhere."""
     report: Path | None = None
@@ -91,7 +92,9 @@ def make_workload(name: str, options: Reproduce) -> Workload:
     data = common.pop("data")
     if data is not None and all(model in PAPER_MODELS for model in models):
         common["preprocess"] = "paper"
-    methods = tuple(expand_methods(options.method)) or None
+    methods = None
+    if options.method:
+        methods = tuple(dict.fromkeys((BASELINE, *expand_methods(options.method))))
     return Workload(models, data, options.seeds, methods, common)
 
 
