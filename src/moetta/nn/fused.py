@@ -197,23 +197,22 @@ def _without_gradient(
     top_k: int,
     unit_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The forward pass alone, in few calls: for one image the calls are what takes the time."""
+    """The forward pass alone; for one image in few calls, since they are what takes the time."""
+    if len(x) == 1 and top_k == 1 and x.device.type == "cpu" and x.dtype == expert_weight.dtype:
+        if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            tokens = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+            p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
+            index = p.topk(1, dim=-1).indices
+            expert = int(index)  # a number: a tensor as index costs more than the whole sum
+            gamma, beta = weight + expert_weight[expert], bias + expert_bias[expert]
+            return F.layer_norm(x, gamma.shape, gamma, beta, eps), p, index
     tokens = _tokens(x)
     p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
-    if top_k == 1:
-        index = p.topk(1, dim=-1).indices
-        rows = index.view(-1)
-        gamma = expert_weight.index_select(0, rows).add_(weight)
-        beta = expert_bias.index_select(0, rows).add_(bias)
-    else:
-        index, chosen, constant = choose(p, top_k, unit_weights)
-        c = (chosen / constant).unsqueeze(1)
-        gamma = weight + torch.bmm(c, expert_weight[index]).squeeze(1)
-        beta = bias + torch.bmm(c, expert_bias[index]).squeeze(1)
-    if len(p) == 1:
-        y = F.layer_norm(tokens, tokens.shape[-1:], gamma.view(-1), beta.view(-1), eps)
-    else:
-        y = _normalise(tokens, gamma, beta, eps)[0]
+    index, chosen, constant = choose(p, top_k, unit_weights)
+    c = (chosen / constant).unsqueeze(1)
+    gamma = weight + torch.bmm(c, expert_weight[index]).squeeze(1)
+    beta = bias + torch.bmm(c, expert_bias[index]).squeeze(1)
+    y = _normalise(tokens, gamma, beta, eps)[0]
     return y.view(x.shape).to(x.dtype), p, index
 
 
