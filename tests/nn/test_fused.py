@@ -46,7 +46,9 @@ def test_equals_the_plain_twin(shape, options):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("shape", [(1, 6), (4, 6), (1, 5, 6), (4, 5, 6), (1, 3, 2, 6), (4, 3, 2, 6)])
+@pytest.mark.parametrize(
+    "shape", [(1, 6), (4, 6), (1, 5, 6), (4, 5, 6), (1, 3, 2, 6), (4, 3, 2, 6)]
+)
 @pytest.mark.parametrize("options", [(1, False), (1, True), (2, False), (2, True), (3, False)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradient_the_numbers_are_the_same(shape, options, mode):

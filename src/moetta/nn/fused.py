@@ -198,14 +198,15 @@ def _without_gradient(
     unit_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The forward pass alone; for one image in few calls, since they are what takes the time."""
-    if len(x) == 1 and top_k == 1 and x.device.type == "cpu" and x.dtype == expert_weight.dtype:
-        if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-            tokens = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
-            p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
-            index = p.topk(1, dim=-1).indices
-            expert = int(index)  # a number: a tensor as index costs more than the whole sum
-            gamma, beta = weight + expert_weight[expert], bias + expert_bias[expert]
-            return F.layer_norm(x, gamma.shape, gamma, beta, eps), p, index
+    plain = x.device.type == "cpu" and x.dtype == expert_weight.dtype
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if len(x) == 1 and top_k == 1 and plain and not traced:
+        tokens = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+        p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
+        index = p.topk(1, dim=-1).indices
+        expert = int(index)  # a number: a tensor as index costs more than the whole sum
+        gamma, beta = weight + expert_weight[expert], bias + expert_bias[expert]
+        return F.layer_norm(x, gamma.shape, gamma, beta, eps), p, index
     tokens = _tokens(x)
     p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
     index, chosen, constant = choose(p, top_k, unit_weights)
