@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch gives it no types
+
 
 def choose(p: Tensor, top_k: int, unit_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Top-k experts of each row: index, probability, and the constant it is divided by.
@@ -199,7 +201,7 @@ def _without_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The forward pass alone; for one image in few calls, since they are what takes the time."""
     plain = x.device.type == "cpu" and x.dtype == expert_weight.dtype
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    traced = torch.compiler.is_compiling() or _is_tracing()
     if len(x) == 1 and top_k == 1 and plain and not traced:
         tokens = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
         p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
