@@ -44,9 +44,11 @@ class Options:
 
     model: str = "digits-vit"
     methods: tuple[str, ...] = ("moetta", "tent")
-    every: tuple[int, ...] = (1, 4, 16, 64)
+    every: tuple[int, ...] = (16, 4, 64)
     """Updates of each replica between two merges."""
-    seeds: tuple[int, ...] = (42, 43, 44)
+    how: tuple[str, ...] = ("sum", "experts", "equal")
+    """Ways to merge; see `moetta.serve.merge`."""
+    seeds: tuple[int, ...] = (42, 43)
     results: Path = ROOT / "benchmarks" / "results" / "merge.jsonl"
     only_table: bool = False
     threads: int = 1
@@ -61,7 +63,7 @@ class Run:
         seed: of the stream, the split and the method.
         split: one (a single server), random or domain.
         every: updates between merges; 0 is never.
-        weights: experts, images or equal; see `moetta.serve.merge`.
+        how: sum, experts, images or equal; see `moetta.serve.merge`.
         momentum: mean (merged like the parameters), zero (dropped) or own (each replica's).
     """
 
@@ -69,7 +71,7 @@ class Run:
     seed: int
     split: str
     every: int = 0
-    weights: str = "experts"
+    how: str = "sum"
     momentum: str = "mean"
 
 
@@ -151,7 +153,7 @@ def measure(run: Run, model: str, whole: Traffic) -> dict[str, Any]:
             replica.step(number, whole)
         if run.every and (number + 1) % run.every == 0:
             parts = [replica.contribution() for replica in replicas]
-            base = merge(base, parts, run.weights)  # type: ignore[arg-type]
+            base = merge(base, parts, run.how)  # type: ignore[arg-type]
             merges += 1
             for replica in replicas:
                 adopt(replica, base, run.momentum)
@@ -165,17 +167,15 @@ def wanted(options: Options) -> list[Run]:
     runs = []
     for seed in options.seeds:
         runs.append(Run("noadapt", seed, "one"))
+        runs += [Run(method, seed, "one") for method in options.methods]
+        runs += [Run(m, seed, way) for m in options.methods for way in ("random", "domain")]
+        for how in options.how:
+            for every in options.every:
+                for method in options.methods:
+                    if how != "equal" or method == "moetta":  # others have no experts
+                        runs += [Run(method, seed, w, every, how) for w in ("random", "domain")]
         for method in options.methods:
-            runs.append(Run(method, seed, "one"))
-            for way in ("random", "domain"):
-                runs.append(Run(method, seed, way))
-                for every in options.every:
-                    runs.append(Run(method, seed, way, every, "experts"))
-                    if method == "moetta":
-                        runs.append(Run(method, seed, way, every, "equal"))
-        for momentum in ("zero", "own"):
-            for method in options.methods:
-                runs.append(Run(method, seed, "random", 16, "experts", momentum))
+            runs += [Run(method, seed, "random", 16, momentum=way) for way in ("zero", "own")]
     return runs
 
 
@@ -200,11 +200,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"{method}, one server: {sum(found) / len(found):.2f} %")
     lines += [
         "",
-        "| method | traffic | merged every | weights | momentum | points | worst seed |",
+        "| method | traffic | merged every | how | momentum | points | worst seed |",
         "|---|---|---:|---|---|---:|---:|",
     ]
-    for (method, way, every, weights, momentum), points in groups.items():
-        kind = (f"{every} updates", weights, momentum) if every else ("never", "", "")
+    for (method, way, every, how, momentum), points in groups.items():
+        kind = (f"{every} updates", how, momentum) if every else ("never", "", "")
         mean = f"{sum(points) / len(points):+.2f}"
         lines.append(f"| {method} | {way} | {' | '.join(kind)} | {mean} | {min(points):+.2f} |")
     return "\n".join(lines)

@@ -34,7 +34,8 @@ def part(value: float, images: float, experts: list[int], steps: float = 0.0) ->
 
 
 def test_experts_weigh_by_their_images_and_everything_else_by_all_images() -> None:
-    merged = merge(state(0.0), [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])])
+    parts = [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])]
+    merged = merge(state(0.0), parts, "experts")
     for key in (EXPERT, MOMENTUM):
         assert torch.equal(merged[key][:, 0], torch.tensor([1.0, 4.0, 0.0]))
     mean = (30 * 1.0 + 10 * 4.0) / 40
@@ -43,8 +44,24 @@ def test_experts_weigh_by_their_images_and_everything_else_by_all_images() -> No
 
 
 def test_an_expert_that_both_used_is_shared_by_use() -> None:
-    merged = merge(state(0.0), [part(1.0, 10, [9, 1, 0]), part(2.0, 90, [1, 9, 0])])
+    merged = merge(state(0.0), [part(1.0, 10, [9, 1, 0]), part(2.0, 90, [1, 9, 0])], "experts")
     assert merged[EXPERT][:, 0].tolist() == pytest.approx([1.1, 1.9, 0.0])
+
+
+def test_a_sum_goes_as_far_as_all_replicas_together() -> None:
+    base = state(1.0)
+    merged = merge(base, [part(1.5, 30, [30, 5, 0]), part(3.0, 10, [0, 10, 0])])
+    assert merged[EXPERT][:, 0].tolist() == [3.5, 3.5, 1.0]  # nobody used the third
+    assert merged[SCALE].tolist() == [3.5, 3.5]
+    assert float(merged["running.entropy"]) == (30 * 1.5 + 10 * 3.0) / 40
+    assert merged[MOMENTUM][:, 0].tolist() == pytest.approx([1.5, (5 * 1.5 + 10 * 3) / 15, 1.0])
+
+
+def test_one_replica_alone_is_not_changed_by_merging() -> None:
+    for how in ("sum", "experts", "images", "equal"):
+        merged = merge(state(0.1), [part(0.3, 30, [30, 5, 1])], how)
+        for key, value in state(0.3).items():
+            assert torch.allclose(merged[key], value), (how, key)
 
 
 def test_other_weights_for_comparison() -> None:
@@ -106,7 +123,7 @@ def test_equal_states_merge_to_themselves(
     value: float, base: float, several: list[list[int]]
 ) -> None:
     parts = [part(value, max(1, sum(experts)), experts) for experts in several]
-    merged = merge(state(base), parts)
+    merged = merge(state(base), parts, "experts")
     used = torch.tensor(several).sum(0) > 0
     assert torch.all(merged[EXPERT][used] == value)  # exactly
     assert torch.all(merged[EXPERT][~used] == base)
@@ -119,12 +136,29 @@ def test_a_merge_is_between_its_parts_and_their_order_does_not_matter(
     values: list[float], data: st.DataObject
 ) -> None:
     parts = [part(v, data.draw(st.integers(1, 99)), data.draw(counts)) for v in values]
-    merged, turned = merge(state(0.0), parts), merge(state(0.0), parts[::-1])
+    merged, turned = merge(state(0.0), parts, "experts"), merge(state(0.0), parts[::-1], "experts")
     for key in (ROUTER, SCALE):
         assert min(values) - 1e-4 <= float(merged[key].min())
         assert float(merged[key].max()) <= max(values) + 1e-4
     for key, value in merged.items():
         assert torch.allclose(value, turned[key], rtol=1e-6, atol=1e-6), key
+
+
+@given(values=st.lists(finite, min_size=1, max_size=4), base=finite, data=st.data())
+@settings(deadline=None)
+def test_a_sum_adds_every_change_whatever_the_order(
+    values: list[float], base: float, data: st.DataObject
+) -> None:
+    parts = [part(v, data.draw(st.integers(1, 99)), data.draw(counts)) for v in values]
+    merged, turned = merge(state(base), parts), merge(state(base), parts[::-1])
+    expected = base + sum(value - base for value in values)
+    assert float(merged[SCALE][0]) == pytest.approx(expected, abs=1e-4, rel=1e-5)
+    unused = torch.stack([p.experts[LAYER] for p in parts]).sum(0) == 0
+    assert torch.all(merged[EXPERT][unused] == base)
+    for key, value in merged.items():
+        assert torch.allclose(value, turned[key], rtol=1e-5, atol=1e-4), key
+    unchanged = merge(state(base), [part(base, 5, [5, 0, 0]) for _ in values])
+    assert torch.all(unchanged[SCALE] == base)
 
 
 def test_what_was_learnt_since_contributing_stays() -> None:
@@ -173,7 +207,8 @@ def test_only_selected_images_count() -> None:
     adapter = moetta.adapt(small_vit(), "moetta")
     adapter(torch.randn(6, 3, 16, 16))
     tally, last = Tally(), adapter.last
-    assert last is not None and last.selected is not None
+    assert last is not None
+    assert last.selected is not None
     tally.add(last, adapter.expert_counts())
     assert tally.images == int(last.selected.sum())
     assert all(int(count.sum()) == tally.images for count in tally.experts.values())

@@ -1,15 +1,20 @@
 """Merging what several replicas of one adapter have learnt; plain maths on their states.
 
 All replicas start from the same state, the *base*, and learn from different images. Each gives its
-state and how many images it has learnt from since; `merge` makes one state of them:
+state and how many images it has learnt from since; `merge` makes one state of them, in one of
+these ways:
 
-- Parameters and momentum: the mean, weighted by images. The tensors of an expert are weighted by
-  the images that this expert saw, so that a replica that never used an expert does not hold back
-  one that did. What nobody used stays as it was in the base.
-- Moving averages (entropies, class probabilities, teachers): the mean, weighted by images.
-- Counters and sums: the base plus what each replica has added.
+- "sum": the base plus what each replica has changed. Two replicas that took ten steps each have
+  gone as far as one server in twenty; the mean would have gone half as far.
+- "experts": the mean, weighted by images. The tensors of an expert are weighted by the images that
+  this expert saw, so that a replica that never used an expert does not hold back one that did.
+- "images": the mean, weighted by all images, for experts too.
+- "equal": the plain mean.
 
-An optimiser's step count is the largest.
+In the first two ways an expert that nobody used stays as it was in the base. Momentum is a mean
+in every way, since its size does not grow with the number of steps; so are moving averages
+(entropies, class probabilities, teachers). Counters add up. An optimiser's step count is the largest
+one.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from moetta.core.step_report import StepReport
 
 State = dict[str, Tensor]
-Weights = Literal["experts", "images", "equal"]
+How = Literal["sum", "experts", "images", "equal"]
 
 ADDED = frozenset({"running.batches", "running.count", "counters"})
 """What grows with every batch: merged by adding."""
@@ -95,17 +100,14 @@ def why_not(adapter: Adapter) -> str | None:
     return None
 
 
-def merge(
-    base: State, contributions: Sequence[Contribution], weights: Weights = "experts"
-) -> State:
+def merge(base: State, contributions: Sequence[Contribution], how: How = "sum") -> State:
     """One state from several that started at ``base``.
 
     Args:
         base: the state that all of them started from.
         contributions: what each has learnt since. Those without images, or with parameters that
             are not finite, have no say.
-        weights: "experts" is what the module's text says; "images" weighs experts like everything
-            else; "equal" is the plain mean.
+        how: see the module's text.
 
     Raises:
         ValueError: tensors of one name differ in shape.
@@ -132,7 +134,11 @@ def merge(
             merged[key] = found[0].clone()
         else:
             here = [c for c, value in zip(given, values, strict=True) if value is not None]
-            merged[key] = _mean(start, found, _shares(key, here, found[0], weights))
+            weights = _weights(key, here, found[0], how)
+            if how == "sum" and key.startswith("param."):
+                merged[key] = _rows(weights, _sum(start, found), start)
+            else:
+                merged[key] = _mean(start, found, weights)
     return merged
 
 
@@ -146,30 +152,33 @@ def _finite(state: State) -> bool:
 
 def _sum(base: Tensor | None, values: list[Tensor]) -> Tensor:
     start = torch.zeros_like(values[0]) if base is None else base
-    total = start.double() + sum((value.double() - start.double() for value in values))
+    total = start.double() + sum(value.double() - start.double() for value in values)
     return total.to(values[0].dtype)
 
 
 def _mean(base: Tensor | None, values: list[Tensor], weights: list[Tensor]) -> Tensor:
-    """The weighted mean; rows of no weight stay as in the base, or take the first value."""
-    start = values[0] if base is None else base
     total = torch.stack(weights).sum(0)
     # Float64 makes the mean of equal float32 values exactly that value.
     shares = [weight / total.clamp(min=1e-300) for weight in weights]
     mean = sum(
         (value.double() * share for value, share in zip(values, shares, strict=True)),
-        start=torch.zeros_like(start, dtype=torch.float64),
+        start=torch.zeros_like(values[0], dtype=torch.float64),
     )
-    return torch.where(total > 0, mean, start.double()).to(start.dtype)
+    return _rows(weights, mean.to(values[0].dtype), values[0] if base is None else base)
 
 
-def _shares(
-    key: str, contributions: Sequence[Contribution], like: Tensor, weights: Weights
+def _rows(weights: list[Tensor], merged: Tensor, base: Tensor | None) -> Tensor:
+    """The merged tensor; rows of no weight stay as they were."""
+    return merged if base is None else torch.where(torch.stack(weights).sum(0) > 0, merged, base)
+
+
+def _weights(
+    key: str, contributions: Sequence[Contribution], like: Tensor, how: How
 ) -> list[Tensor]:
     """The weight of each contribution for one tensor, in a shape that multiplies it."""
-    if weights == "equal":
+    if how == "equal":
         return [torch.ones((), dtype=torch.float64) for _ in contributions]
-    if weights == "experts":
+    if how != "images":
         sizes = {layer: len(n) for c in contributions for layer, n in c.experts.items()}
         for layer, size in sizes.items():
             if is_expert(key, like, layer, size):
