@@ -168,14 +168,14 @@ def wanted(options: Options) -> list[Run]:
     for seed in options.seeds:
         runs.append(Run("noadapt", seed, "one"))
         runs += [Run(method, seed, "one") for method in options.methods]
-        runs += [Run(m, seed, way) for m in options.methods for way in ("random", "domain")]
-        for how in options.how:
-            for every in options.every:
+        for every in options.every:
+            for how in options.how:
                 for method in options.methods:
                     if how != "equal" or method == "moetta":  # others have no experts
                         runs += [Run(method, seed, w, every, how) for w in ("random", "domain")]
         for method in options.methods:
             runs += [Run(method, seed, "random", 16, momentum=way) for way in ("zero", "own")]
+        runs += [Run(m, seed, way) for m in options.methods for way in ("random", "domain")]
     return runs
 
 

@@ -13,8 +13,8 @@ these ways:
 
 In the first two ways an expert that nobody used stays as it was in the base. Momentum is a mean
 in every way, since its size does not grow with the number of steps; so are moving averages
-(entropies, class probabilities, teachers). Counters add up. An optimiser's step count is the largest
-one.
+(entropies, class probabilities, teachers). Counters add up. The largest step count of an
+optimiser is kept.
 """
 
 from __future__ import annotations
