@@ -1,18 +1,21 @@
 """What it costs to serve one stream from two replicas that merge what they learn.
 
-Both replicas are simulated in one process: they take turns, one batch each, and are merged after
-every so many updates of each. They are compared with one server that gets all the traffic and with
-two replicas that never merge. Accuracy is that of all predictions, made before learning from them.
+Both replicas are simulated in one process: they take turns and are merged after every so many
+updates of each. They are compared with one server that gets all the traffic and with two replicas
+that never merge. Accuracy is that of all predictions, made before learning from them.
 
     python benchmarks/merge.py
     python benchmarks/merge.py --only-table
 
-The stream is the embedded classical one (14,400 images, all 15 corruptions mixed), in batches of
-64, at the shipped settings. Traffic is split
+The stream is the embedded classical one (14,400 images, all 15 corruptions mixed), at the shipped
+settings. The server gets it in batches of 64. In the same time the replicas share these 64 images
+(`shared`), and each learns from its part:
 
 - random: each image goes to either replica, as a load balancer would send it;
 - domain: one replica gets the first eight corruptions, the other one the rest, so that they have
   use for different experts.
+
+With `full`, each replica waits until it has 64 images of its own, and so takes half as many steps.
 
 Each row is one run, appended to a file as soon as it is done; a second call runs what is missing.
 """
@@ -46,7 +49,7 @@ class Options:
     methods: tuple[str, ...] = ("moetta", "tent")
     every: tuple[int, ...] = (16, 4, 64)
     """Updates of each replica between two merges."""
-    how: tuple[str, ...] = ("sum", "experts", "equal")
+    how: tuple[str, ...] = ("experts", "equal", "sum")
     """Ways to merge; see `moetta.serve.merge`."""
     seeds: tuple[int, ...] = (42, 43)
     results: Path = ROOT / "benchmarks" / "results" / "merge.jsonl"
@@ -65,14 +68,16 @@ class Run:
         every: updates between merges; 0 is never.
         how: sum, experts, images or equal; see `moetta.serve.merge`.
         momentum: mean (merged like the parameters), zero (dropped) or own (each replica's).
+        batches: shared or full.
     """
 
     method: str
     seed: int
     split: str
     every: int = 0
-    how: str = "sum"
+    how: str = "experts"
     momentum: str = "mean"
+    batches: str = "shared"
 
 
 @dataclass(frozen=True)
@@ -94,33 +99,37 @@ def traffic(seed: int) -> Traffic:
     )
 
 
-def split(whole: Traffic, run: Run) -> list[Tensor]:
-    """The images' positions for each replica."""
+def split(whole: Traffic, run: Run) -> list[list[Tensor]]:
+    """The images' positions, batch by batch, for each replica."""
+    everything = torch.arange(len(whole.labels))
     if run.split == "one":
-        return [torch.arange(len(whole.labels))]
+        return [list(everything.split(BATCH))]
     if run.split == "random":
         generator = torch.Generator().manual_seed(run.seed)
         first = torch.rand(len(whole.labels), generator=generator) < 0.5
     else:
         first = whole.domains < 8
-    return [first.nonzero().flatten(), (~first).nonzero().flatten()]
+    shares = (first, ~first)
+    if run.batches == "full":
+        return [list(everything[mine].split(BATCH)) for mine in shares]
+    return [[rows[mine[rows]] for rows in everything.split(BATCH)] for mine in shares]
 
 
 class Replica:
     """One adapter, its traffic, and what it has learnt from since the last merge."""
 
-    def __init__(self, run: Run, model: str, rows: Tensor) -> None:
+    def __init__(self, run: Run, model: str, batches: list[Tensor]) -> None:
         fields: dict[str, Any] = zoo.tuned(model, run.method)
         if run.method != "noadapt":
             fields["seed"] = 42  # replicas start from one state
         self.adapter = moetta.adapt(zoo.load(model), run.method, **fields)
-        self.batches = rows.split(BATCH)
+        self.batches = batches
         self.tally = Tally()
         self.right = 0
 
     def step(self, number: int, whole: Traffic) -> None:
         """Answer and learn from the batch of that number, if there is one."""
-        if number < len(self.batches):
+        if number < len(self.batches) and len(self.batches[number]):
             rows = self.batches[number]
             predicted = self.adapter(whole.images[rows]).argmax(1)
             self.right += int((predicted == whole.labels[rows]).sum())
@@ -145,7 +154,7 @@ def adopt(replica: Replica, state: State, momentum: str) -> None:
 def measure(run: Run, model: str, whole: Traffic) -> dict[str, Any]:
     """Accuracy of one run, in per cent."""
     begun = time.perf_counter()
-    replicas = [Replica(run, model, rows) for rows in split(whole, run)]
+    replicas = [Replica(run, model, batches) for batches in split(whole, run)]
     base = replicas[0].adapter.state_dict()
     merges = 0
     for number in range(max(len(replica.batches) for replica in replicas)):
@@ -170,12 +179,16 @@ def wanted(options: Options) -> list[Run]:
         runs += [Run(method, seed, "one") for method in options.methods]
         for every in options.every:
             for how in options.how:
+                if how == "sum" and every != options.every[0]:
+                    continue
                 for method in options.methods:
                     if how != "equal" or method == "moetta":  # others have no experts
                         runs += [Run(method, seed, w, every, how) for w in ("random", "domain")]
         for method in options.methods:
-            runs += [Run(method, seed, "random", 16, momentum=way) for way in ("zero", "own")]
-        runs += [Run(m, seed, way) for m in options.methods for way in ("random", "domain")]
+            every = options.every[0]
+            runs += [Run(method, seed, way) for way in ("random", "domain")]
+            runs.append(Run(method, seed, "random", every, batches="full"))
+            runs += [Run(method, seed, "random", every, momentum=way) for way in ("zero", "own")]
     return runs
 
 
@@ -200,11 +213,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"{method}, one server: {sum(found) / len(found):.2f} %")
     lines += [
         "",
-        "| method | traffic | merged every | how | momentum | points | worst seed |",
-        "|---|---|---:|---|---|---:|---:|",
+        "| method | traffic | merged every | how | momentum | batches | points | worst seed |",
+        "|---|---|---:|---|---|---|---:|---:|",
     ]
-    for (method, way, every, how, momentum), points in groups.items():
-        kind = (f"{every} updates", how, momentum) if every else ("never", "", "")
+    for (method, way, every, how, momentum, batches), points in groups.items():
+        kind = (f"{every} updates", how, momentum, batches) if every else ("never", "", "", batches)
         mean = f"{sum(points) / len(points):+.2f}"
         lines.append(f"| {method} | {way} | {' | '.join(kind)} | {mean} | {min(points):+.2f} |")
     return "\n".join(lines)

@@ -26,7 +26,7 @@ class Running:
     def __init__(self, state: Path, *options: str, wait: float = 120) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(SOURCES.with_name("tests")))),
             "MOETTA_ADMIN_TOKEN": TOKEN,
             "OMP_NUM_THREADS": "1",
         }

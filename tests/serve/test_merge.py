@@ -50,7 +50,7 @@ def test_an_expert_that_both_used_is_shared_by_use() -> None:
 
 def test_a_sum_goes_as_far_as_all_replicas_together() -> None:
     base = state(1.0)
-    merged = merge(base, [part(1.5, 30, [30, 5, 0]), part(3.0, 10, [0, 10, 0])])
+    merged = merge(base, [part(1.5, 30, [30, 5, 0]), part(3.0, 10, [0, 10, 0])], "sum")
     assert merged[EXPERT][:, 0].tolist() == [3.5, 3.5, 1.0]  # nobody used the third
     assert merged[SCALE].tolist() == [3.5, 3.5]
     assert float(merged["running.entropy"]) == (30 * 1.5 + 10 * 3.0) / 40
@@ -150,7 +150,7 @@ def test_a_sum_adds_every_change_whatever_the_order(
     values: list[float], base: float, data: st.DataObject
 ) -> None:
     parts = [part(v, data.draw(st.integers(1, 99)), data.draw(counts)) for v in values]
-    merged, turned = merge(state(base), parts), merge(state(base), parts[::-1])
+    merged, turned = merge(state(base), parts, "sum"), merge(state(base), parts[::-1], "sum")
     expected = base + sum(value - base for value in values)
     assert float(merged[SCALE][0]) == pytest.approx(expected, abs=1e-4, rel=1e-5)
     unused = torch.stack([p.experts[LAYER] for p in parts]).sum(0) == 0

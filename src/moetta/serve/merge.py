@@ -4,13 +4,13 @@ All replicas start from the same state, the *base*, and learn from different ima
 state and how many images it has learnt from since; `merge` makes one state of them, in one of
 these ways:
 
-- "sum": the base plus what each replica has changed. Two replicas that took ten steps each have
-  gone as far as one server in twenty; the mean would have gone half as far.
 - "experts": the mean, weighted by images. The tensors of an expert are weighted by the images that
   this expert saw, so that a replica that never used an expert does not hold back one that did.
+- "sum": the base plus what each replica has changed.
 - "images": the mean, weighted by all images, for experts too.
 - "equal": the plain mean.
 
+The first is what the service does; benchmarks/merge.py compares them.
 In the first two ways an expert that nobody used stays as it was in the base. Momentum is a mean
 in every way, since its size does not grow with the number of steps; so are moving averages
 (entropies, class probabilities, teachers). Counters add up. The largest step count of an
@@ -100,7 +100,7 @@ def why_not(adapter: Adapter) -> str | None:
     return None
 
 
-def merge(base: State, contributions: Sequence[Contribution], how: How = "sum") -> State:
+def merge(base: State, contributions: Sequence[Contribution], how: How = "experts") -> State:
     """One state from several that started at ``base``.
 
     Args:

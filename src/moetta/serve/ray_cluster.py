@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -106,14 +108,17 @@ class Deployment:
         }
         if address is None:
             cpus = max(os.cpu_count() or 1, int(self.cluster.most * self.cluster.cpus) + 1)
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                object_store_memory=STORE,
-                _node_ip_address="127.0.0.1",
-                **options,
-            )
+            with _apart():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    object_store_memory=STORE,
+                    _node_ip_address="127.0.0.1",
+                    # Its exporter listens on every address; /metrics has what matters.
+                    _system_config={"enable_metrics_collection": False},
+                    **options,
+                )
             return
         _reachable(address)
         try:
@@ -138,7 +143,7 @@ class Deployment:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         task = ray.remote(num_cpus=0, max_retries=0)(_version_here)
-        nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
+        nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
         asked = {
             node: task.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
@@ -195,7 +200,7 @@ class Deployment:
         options = self._options()
         if plan.policy == "by-stream":
             shards = [
-                serve.deployment(Replica, name="replica", num_replicas=1, **options).bind(plan, n)
+                serve.deployment(name="replica", num_replicas=1, **options)(Replica).bind(plan, n)
                 for n in range(cluster.replicas)
             ]
             apps = {f"{plan.name}-{n}": shard for n, shard in enumerate(shards)}
@@ -213,7 +218,7 @@ class Deployment:
                         "downscale_delay_s": 300.0,
                     }
                 }
-            deployment = serve.deployment(Replica, name="replica", **options, **scaling)
+            deployment = serve.deployment(name="replica", **options, **scaling)(Replica)
             apps = {plan.name: deployment.bind(plan)}
         self._apps = list(apps)
         serve.run_many(
@@ -311,6 +316,25 @@ class Deployment:
                 ray.kill(self._keeper)
         self._apps = []
         ray.shutdown()
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Within the block, processes start in a group of their own.
+
+    A signal to our group (Ctrl-C, timeout(1)) would end Ray while replicas are still to save.
+    """
+    before, us = os.getpgrp(), os.getpid()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as holder:
+        try:
+            os.setpgid(0, holder.pid)
+        except OSError:  # the leader of a session stays where it is
+            yield
+            return
+        try:
+            yield
+        finally:
+            os.setpgid(0, 0 if before == us else before)
 
 
 def _ours(app: str, name: str) -> bool:

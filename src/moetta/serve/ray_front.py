@@ -157,9 +157,7 @@ class Front:
         left = asyncio.create_task(_left(request))
         limit = self.settings.queue_timeout + COMPUTE
         try:
-            await asyncio.wait(
-                (answer, left), timeout=limit, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((answer, left), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 reply: Reply = answer.result()
                 return reply
@@ -252,9 +250,7 @@ class Front:
         log.warning("admin: %s of stream %s on %d replicas", what, stream, len(replies))
         return _json(200, found)
 
-    async def _owners(
-        self, method: str, stream: str, everyone: bool, *args: Any
-    ) -> list[Reply]:
+    async def _owners(self, method: str, stream: str, everyone: bool, *args: Any) -> list[Reply]:
         """Ask every replica that answers for a stream."""
         if self.policy == "by-stream" and not everyone:
             try:
@@ -416,5 +412,3 @@ def _float(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-

@@ -171,9 +171,7 @@ class Keeper:
         merged = Merged(before.version + 1, state, before.merges + 1, before.saved_at)
         self._merged[stream] = merged
         await self._broadcast("adopt", stream, merged.version, state)
-        log.info(
-            "merged stream %s from %d replicas, step %d", stream, len(parts), merged.steps
-        )
+        log.info("merged stream %s from %d replicas, step %d", stream, len(parts), merged.steps)
         return merged
 
     async def _broadcast(self, method: str, *args: Any) -> list[Any]:
@@ -240,6 +238,7 @@ class Keeper:
 
     async def facts(self, stream: str) -> dict[str, Any]:
         """What /v1/state says about merging."""
+        await self._introduced()
         merged = self._merged.get(stream)
         snapshots = self._snapshots(stream)
         return {
@@ -251,8 +250,11 @@ class Keeper:
 
     async def finish(self) -> bool:
         """Merge and save everything, at the end; whether it could be saved."""
-        if self._identity is None:
-            return True
+        try:
+            await self._introduced()
+        except Exception as error:
+            log.error("no replica can say what was learnt: %s", error)
+            return False
         async with self._one:
             for stream in list(self._merged):
                 try:
@@ -307,5 +309,3 @@ class Keeper:
         self._failed = False
         merged.saved_at = merged.steps
         return saved
-
-

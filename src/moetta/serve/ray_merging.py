@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from moetta.core import state as states
 from moetta.core.adapter import Adapter
@@ -16,6 +17,7 @@ from moetta.serve.service import Service
 from moetta.serve.tenants import Tenant
 
 log = logging.getLogger("moetta.serve")
+T = TypeVar("T")
 FETCH = 10.0
 """Seconds in which the keeper must answer."""
 STALE = -1
@@ -41,14 +43,12 @@ class Progress:
         steps: the adapter's steps then.
         tally: what it has learnt from since.
         sent: the state that it contributed, until the merged one comes back.
-        asked: the keeper was told that a merge is due.
     """
 
     version: int
     steps: int
     tally: Tally = field(default_factory=Tally)
     sent: State | None = None
-    asked: bool = False
 
 
 class Merging:
@@ -115,8 +115,8 @@ class Merging:
             progress.tally = Tally()
         elif tenant.adapter.last is not None:
             progress.tally.add(tenant.adapter.last, tenant.adapter.expert_counts())
-        if progress.tally.updates >= self._every and not progress.asked:
-            progress.asked = True
+        # Again and again until it happens: a keeper that was restarted forgets what is due.
+        if progress.tally.updates and progress.tally.updates % self._every == 0:
             self._keeper.due.remote(tenant.name)
 
     def _take(self, name: str, version: int) -> Contribution | None:
@@ -139,7 +139,6 @@ class Merging:
             tenant.clear_pool()
         elif not _adapts(tenant):
             self._progress[name].version = STALE
-            self._progress[name].asked = False
             return
         progress = self._progress[name]
         with tenant.adapter.lock:
@@ -186,7 +185,7 @@ class Merging:
             except Exception as error:
                 log.error("what was learnt since the last merge is lost: %s", error)
 
-    async def _in_engine(self, function: Any) -> Any:
+    async def _in_engine(self, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._service.engine.call(function))
 
 
