@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -274,19 +275,32 @@ def test_the_keeper_killed_loses_nothing(server: Running) -> None:
     assert set(load.statuses) == {200}
 
 
+def answers_so_far(server: Running) -> int:
+    """Requests to /v1/predict that reached a replica and were answered; 4xx came from the front."""
+    lines = server.client.get("/metrics").text.splitlines()
+    statuses = [f'moetta_front_requests_total{{status="{s}"}}' for s in (200, 415, 500, 503)]
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(tuple(statuses)))
+
+
 def test_sigterm_drains_saves_and_leaves_no_process(server: Running, folder: Path) -> None:
     family = below(server.process.pid)
     assert len(family) > 5
     step = merged(server)["step"]
+    answered = answers_so_far(server)
     with Load(server) as load:
         time.sleep(1)
         assert server.stop(120) == 0
     assert "the state is saved" in server.log
-    for answer in load.answers:  # refused connections end a client; nothing is cut off
+    assert load.statuses[200] > 0
+    said = re.search(r"(\d+) requests accepted, (\d+) answered", server.log)
+    assert said is not None, server.log
+    # Every answer reached its client; connections that had no request yet were closed.
+    assert int(said[2]) == answered + load.statuses[200]
+    for answer in load.answers:
         if isinstance(answer, httpx.Response):
             assert answer.status_code in (200, 503)
         else:
-            assert isinstance(answer, httpx.ConnectError), answer
+            assert isinstance(answer, httpx.ConnectError | httpx.RemoteProtocolError), answer
     until(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
     latest = max(folder.rglob("*-*.safetensors"))
     adapter = moetta.adapt(make(), "moetta")

@@ -48,6 +48,12 @@ class Front:
         deploy: starts the replicas; returns their handles (one per stream's share, else one for
             all) and the keeper.
         stop: ends the replicas, after they have saved.
+
+    Attributes:
+        draining: nothing more is accepted.
+        saved: after the end, whether everything that was learnt is saved.
+        accepted: requests to /v1/predict that were handed to a replica.
+        left: those of them whose client did not wait for the answer.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Front:
         self.policy = policy
         self.draining = False
         self.saved = False
+        self.accepted = 0
+        self.left = 0
         self._deploy = deploy
         self._end = stop
         self._handles: list[Any] = []
@@ -111,6 +119,12 @@ class Front:
             saved = saved and self.policy == "merged"
         self.saved = saved
         await run_in_threadpool(self._end)
+        log.info(
+            "stopped: %d requests accepted, %d answered, %d left before their answer",
+            self.accepted,
+            self.accepted - self.left,
+            self.left,
+        )
 
     def drain(self) -> None:
         """Accept nothing more."""
@@ -145,7 +159,14 @@ class Front:
         with self._buffers.hold() as hold:
             body = await read_body(request, self.settings, hold)
             call = Call(method, path, scope["query_string"], call.headers, body)
-            return await self._one(call, name, request)
+            if path != "/v1/predict":
+                return await self._one(call, name, request)
+            self.accepted += 1
+            try:
+                return await self._one(call, name, request)
+            except ClientLeft:
+                self.left += 1
+                raise
 
     def _handle(self, stream: str) -> Any:
         return self._handles[ray_views.shard(stream, len(self._handles))]
