@@ -143,6 +143,8 @@ def is_vit_large(network: nn.Module) -> bool:
 class MoETTA(Adapter[MoETTAConfig]):
     """Experts and routers learn from the entropy of reliable samples, and to share the load."""
 
+    over_ranks = True
+
     def build(self, source: Source) -> None:
         """Give the norm layers experts."""
         config = self.config
@@ -266,8 +268,15 @@ class MoETTA(Adapter[MoETTAConfig]):
             return super().merge()
 
     def _routings(self) -> dict[str, Routing]:
-        """What the forward pass left on the layers."""
-        return {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+        """What the forward pass left on the layers, of the whole batch."""
+        last = {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+        if self.share is None or self.config.routing == "batch":
+            return last
+        found = self.whole(
+            {f"p {name}": r.probabilities for name, r in last.items()}
+            | {f"experts {name}": r.experts for name, r in last.items()}
+        )
+        return {name: Routing(found[f"p {name}"], found[f"experts {name}"]) for name in last}
 
     def _clear(self) -> None:
         for layer in self.layers.values():
