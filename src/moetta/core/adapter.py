@@ -305,7 +305,7 @@ class Adapter(Generic[C]):
             )
         if alone := own_statistics(self.network):
             return (
-                f"the BatchNorm {alone!r} has no source statistics, so each rank would normalise by "
+                f"the BatchNorm {alone!r} has no source statistics; each rank would normalise by "
                 "those of its part"
             )
         return None

@@ -257,6 +257,8 @@ class MoETTA(Adapter[MoETTAConfig]):
     def routing(self, samples: int) -> dict[str, Tensor]:
         """The experts of each sample in the last prediction [B, k], by layer."""
         found = self._routings()
+        if self.share is not None:
+            samples = self.share.total
         if self.config.routing == "batch":
             return {name: r.experts.expand(samples, -1) for name, r in found.items()}
         return {name: _by_sample(name, r.experts, samples) for name, r in found.items()}
