@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from moetta.bench.cell import Cell
 from moetta.bench.grid import make_grid
 from moetta.commands.main import main
-from moetta.commands.reproduce import Reproduce, reproduce
+from moetta.commands.reproduce import Reproduce, make_workload, reproduce
 from moetta.methods import list_methods
 from moetta.paper.experiments import EXPERIMENTS, Experiment, Workload
 from moetta.paper.experiments.main_tables import TABLE1
@@ -101,6 +101,24 @@ def test_scalability_reuses_finished_cells(out: Path, monkeypatch: pytest.Monkey
     assert len(before) >= 6  # two methods on three streams
     assert read(run("scalability", out, limit=32) / "scalability-tiny_models:vit.csv") == rows
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")} == before
+
+
+def test_a_table_of_other_methods_tells_them_from_the_papers(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = Reproduce(
+        name="table1", out=out, limit=16, models=MODELS[:1], batch_size=16, threads=1, seeds=(42,),
+        method=("neo", "tent"),
+    )  # fmt: skip
+    reproduce(options)
+    rows = read(out / "paper" / "table1" / "table1-tiny_models:vit.csv")
+    assert [row["method"] for row in rows] == ["noadapt", "tent", "neo"]
+    assert rows[1]["classical, paper %"]
+    assert not rows[2]["classical, paper %"]
+    assert rows[2]["classical, ours %"]
+    assert "Not in the paper: neo." in capsys.readouterr().out
+    every = make_workload("table1", replace(options, method=("all",)))
+    assert every.methods == tuple(list_methods())
 
 
 def test_grid_search(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

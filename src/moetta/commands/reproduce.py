@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from moetta.bench.cell import DataOptions
+from moetta.bench.cell import BASELINE, DataOptions
 from moetta.bench.grid import finished_folders, require_all
 from moetta.bench.progress import Outcome
 from moetta.commands.console import make_console
-from moetta.commands.options import Running, cell_fields, write_report
+from moetta.commands.options import Running, cell_fields, expand_methods, write_report
 from moetta.paper.experiments import EXPERIMENTS, Workload
 from moetta.paper.experiments.workload import EMBEDDED_MODELS, Found
 from moetta.paper.published import PAPER_MODELS
@@ -42,6 +42,9 @@ class Reproduce(Running, DataOptions):
     expert-heatmaps, partial-replacement, sensitivity, theory, or all."""
     models: tuple[str, ...] = ()
     """Models; by default the paper's with --data, or else the two embedded ones."""
+    method: tuple[str, ...] = ("paper",)
+    """Methods in table1, table2 and scalability: names, or a group (paper, all, no-gradient, ...).
+    noadapt is always there."""
     seeds: tuple[int, ...] | None = None
     """Seeds; by default as many as the paper used: three for table1, one elsewhere."""
     report: Path | None = None
@@ -84,7 +87,10 @@ def make_workload(name: str, options: Reproduce) -> Workload:
     data = common.pop("data")
     if data is not None and all(model in PAPER_MODELS for model in models):
         common["preprocess"] = "paper"
-    return Workload(models, data, options.seeds, common)
+    methods = None
+    if options.method != ("paper",):
+        methods = tuple(dict.fromkeys((BASELINE, *expand_methods(options.method))))
+    return Workload(models, data, options.seeds, methods, common)
 
 
 def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -> list[Path]:

@@ -29,12 +29,14 @@ class Workload:
         models: experiments that use one model take the first.
         data: folder of the data sets; None is the embedded benchmark.
         seeds: seeds; None leaves the choice to the experiment.
+        methods: the methods in tables of methods; None is the paper's nine.
         common: other fields of all cells.
     """
 
     models: tuple[str, ...] = EMBEDDED_MODELS
     data: str | None = None
     seeds: tuple[int, ...] | None = None
+    methods: tuple[str, ...] | None = None
     common: Mapping[str, Any] = field(default_factory=dict)
 
     @property
