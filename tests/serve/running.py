@@ -32,7 +32,7 @@ class Running:
     ) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(SOURCES.with_name("tests")))),
             "MOETTA_ADMIN_TOKEN": TOKEN,
             "OMP_NUM_THREADS": "1",
             **(environment or {}),

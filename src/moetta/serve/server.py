@@ -10,13 +10,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from moetta.serve.service import Service
 from moetta.serve.settings import Settings
 
 log = logging.getLogger("moetta.serve")
@@ -26,7 +25,7 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\n" + (
 )
 
 
-def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None = None) -> bool:
+def run(app: Starlette, settings: Settings, on_ready: Callable[[str], None] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then answer what was accepted, save, and return.
 
     Args:
@@ -65,8 +64,15 @@ def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None
             opened.close()
     if not server.started:
         raise OSError("the service could not start; the log says why")
-    saved: bool = app.state.service.engine.saved
+    saved: bool = app.state.service.saved
     return saved
+
+
+class Drains(Protocol):
+    """A service that a signal can stop."""
+
+    def drain(self) -> None:
+        """Accept nothing more. Called from a signal handler."""
 
 
 class Server(uvicorn.Server):
@@ -74,7 +80,7 @@ class Server(uvicorn.Server):
 
     on_ready: Callable[[str], None] | None = None
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drains) -> None:
         super().__init__(config)
         self._service = service
 

@@ -139,6 +139,10 @@ class Tenants:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="moetta-snapshots")
         self._known: set[str] = {DEFAULT}
         self._spare: tuple[Answering, Adapter] | None = build()
+        self.on_new: Callable[[Tenant], None] = lambda tenant: None
+        """Called with every tenant that comes into memory; if it raises, the tenant does not."""
+        self.on_evict: Callable[[Tenant], None] = lambda tenant: None
+        """Called with a tenant that makes room for another one."""
         self.folder: Path | None = None
         if settings.state is not None:
             self.folder = settings.state / _identity(*self._spare)
@@ -202,9 +206,19 @@ class Tenants:
             restored = tenant.snapshots.restore(answering.load)
             if restored is not None:
                 log.info("stream %s continues at step %d", name, answering.steps)
+        try:
+            self.on_new(tenant)
+        except Refusal:
+            self._spare = (answering, adapter)
+            raise
         self._here[name] = tenant
         self._known.add(name)
         return tenant
+
+    def example(self) -> Adapter:
+        """An adapter as new tenants get it; before the first of them only."""
+        assert self._spare is not None
+        return self._spare[1]
 
     def _snapshots(self, name: str) -> Snapshots | None:
         if self.folder is None:
@@ -225,6 +239,7 @@ class Tenants:
                     "one cannot be saved",
                     retry_after=10,
                 ) from None
+            self.on_evict(oldest)
             del self._here[name]
             if oldest.snapshots is None:  # nothing is kept: it would start again as a new one
                 self._known.discard(name)
