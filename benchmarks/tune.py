@@ -160,7 +160,7 @@ def choose(
                 break
         pairs = [p for p in pairwise(accuracy) if min(accuracy[lr] for lr in p) >= floor]
         for lr, higher in sorted(pairs, key=lambda pair: -accuracy[pair[0]]):
-            if holds(lr, first) and holds(higher, first):
+            if holds(higher, first) and holds(lr, first):
                 yield lr
 
     rates: tuple[float, ...] = RATES
@@ -170,7 +170,7 @@ def choose(
         for lr in candidates(rates):
             if all(holds(lr, seed) for seed in seeds):
                 passed.append(Choice(lr, tuple(gain(lr, seed) for seed in seeds)))
-            if len(passed) == 2:
+            if len(passed) == min(2, len(seeds)):  # with one seed, the screening has ranked them
                 break
         if passed:
             return max(passed, key=lambda choice: choice.score)
