@@ -1,7 +1,8 @@
 """What the guard is worth: hostile streams, with and without it, for Tent, EATA and MoETTA.
 
-Each row is one run, appended to a file as soon as it is done; a second call runs what is missing
-and prints the table. The CIFAR-10 rows need the folder of its images.
+Each row is one run, appended to a file as soon as it is done. A second call runs what is missing
+and prints the table; several processes may work on one file. The CIFAR-10 rows need the folder of
+its images.
 
     python benchmarks/guard.py
     python benchmarks/guard.py --data FOLDER_WITH_CIFAR10 --streams length one-class
@@ -11,12 +12,15 @@ Streams of the digit models: the embedded classical stream, 14,400 images, in ba
 
 - mixed: as it is. Adaptation helps here; the guard should not interfere.
 - sudden: one domain after another.
-- lr-10: mixed, at ten times the shipped learning rate.
-- lr-20: mixed, at twenty times that rate: an injected collapse.
-- batch-1: mixed, the first 3,600 images one by one.
+- lr-N: mixed, at N times the shipped learning rate. lr-20 is an injected collapse.
+- batch-N: mixed, the first 3,600 images, N at a time.
 - noise, constant: every second block of 16 batches is normal noise, or images of one grey each.
 - poison: half of each batch is one image, again and again, that the source model is surely wrong
   about (its most confident error among the first 1,000 images).
+- bursts: sorted by class, 144 images of each.
+- clean: 3,600 clean images, on which the source model is right nearly always.
+- return: clean images, all corrupted ones, the clean images again.
+- short: the first 20 batches of mixed.
 
 Streams of the CIFAR-10 models: the 15 corruptions of its test set at severity 5.
 
@@ -29,12 +33,16 @@ the other images.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import numpy as np
@@ -69,6 +77,8 @@ class Options:
     cache: Path | None = None
     """A folder that keeps the corrupted CIFAR-10 images (460 MB) from one call to the next."""
     results: Path = ROOT / "benchmarks" / "results" / "guard.jsonl"
+    record: Path | None = None
+    """A folder for the logits and labels of each run, to replay the detectors on."""
     only_table: bool = False
     threads: int = 1
 
@@ -87,16 +97,26 @@ class Run:
 # --- streams ------------------------------------------------------------------------------------
 
 
-def digits(order: str, seed: int, batch: int = 64, limit: int | None = None) -> Batches:
-    """The embedded classical stream."""
-    for b in embedded.stream("classical", order=order, seed=seed, batch_size=batch, limit=limit):
-        yield b.images, b.labels
+@cache
+def digits(order: str, seed: int) -> tuple[Tensor, Tensor]:
+    """The images and labels of the embedded classical stream, in order."""
+    if order == "clean":
+        shuffled = torch.randperm(3600, generator=torch.Generator().manual_seed(seed))
+        images, labels, _ = embedded.domain("clean", count=3600).read(shuffled)
+        return (images.float() / 255 - embedded.MEAN[0]) / embedded.STD[0], labels
+    found = list(embedded.stream("classical", order=order, seed=seed))
+    return torch.cat([b.images for b in found]), torch.cat([b.labels for b in found])
+
+
+def split(images: Tensor, labels: Tensor, size: int = 64) -> Batches:
+    """In batches."""
+    return zip(images.split(size), labels.split(size), strict=True)
 
 
 def interrupted(junk: Callable[[torch.Generator], Tensor], seed: int) -> Batches:
     """Ordinary traffic in which every second block is junk."""
     generator = torch.Generator().manual_seed(seed)
-    for number, (images, labels) in enumerate(digits("mixed", seed)):
+    for number, (images, labels) in enumerate(split(*digits("mixed", seed))):
         if number % BLOCK == 0 and number:
             for _ in range(BLOCK):
                 yield junk(generator), torch.full((64,), -1)
@@ -115,14 +135,13 @@ def constant(generator: torch.Generator) -> Tensor:
 
 def poisoned(model: str, seed: int) -> Batches:
     """Half of each batch is the source model's most confident error."""
-    first = list(digits("mixed", seed, limit=1000))
-    images, labels = (torch.cat(parts) for parts in zip(*first, strict=True))
+    images, labels = digits("mixed", seed)
     with torch.no_grad():
-        confidence, predicted = zoo.load(model)(images).softmax(1).max(1)
-    worst = images[torch.where(predicted != labels, confidence, 0).argmax()]
-    for images, labels in digits("mixed", seed, batch=32):
-        copies = worst.expand(len(images), -1, -1, -1)
-        yield torch.cat((images, copies)), torch.cat((labels, torch.full((len(copies),), -1)))
+        confidence, predicted = zoo.load(model)(images[:1000]).softmax(1).max(1)
+    worst = images[torch.where(predicted != labels[:1000], confidence, 0).argmax()]
+    for part, right in split(images, labels, 32):
+        copies = worst.expand(len(part), -1, -1, -1)
+        yield torch.cat((part, copies)), torch.cat((right, torch.full((len(copies),), -1)))
 
 
 class Cifar:
@@ -167,15 +186,32 @@ def batches(run: Run, cifar: Cifar | None) -> Batches:
     """The stream of a run."""
     if cifar is not None:
         return cifar.batches(run.stream, run.model, run.seed)
-    if run.stream == "sudden":
-        return digits("continual", run.seed)
-    if run.stream == "batch-1":
-        return digits("mixed", run.seed, batch=1, limit=3600)
-    if run.stream in ("noise", "constant"):
-        return interrupted(noise if run.stream == "noise" else constant, run.seed)
-    if run.stream == "poison":
+    name, _, number = run.stream.partition("-")
+    if name in ("noise", "constant"):
+        return interrupted(noise if name == "noise" else constant, run.seed)
+    if name == "poison":
         return poisoned(run.model, run.seed)
-    return digits("mixed", run.seed)
+    orders = {"sudden": "continual", "clean": "clean"}
+    images, labels = digits(orders.get(name, "mixed"), run.seed)
+    if name == "return":
+        clean, right = digits("clean", run.seed)
+        return split(torch.cat((clean, images, clean)), torch.cat((right, labels, right)))
+    if name == "bursts":
+        by_class = labels.argsort(stable=True)
+        return split(images[by_class], labels[by_class])
+    if name == "batch":
+        size = int(number) if run.method != "noadapt" else 64
+        return split(images[:3600], labels[:3600], size)
+    if name == "short":
+        return split(images[: 20 * 64], labels[: 20 * 64])
+    return split(images, labels)
+
+
+def same_images(stream: str) -> str:
+    """The stream on which noadapt is measured: its answers depend on nothing but the image."""
+    if stream.startswith("batch-"):
+        return "batch-1"
+    return stream if stream in (*CIFAR, "clean", "return", "short") else "mixed"
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -185,7 +221,7 @@ def make(run: Run, source: Tensor | None, fisher: Path) -> moetta.Adapter:
     """The adapter of a run, at the shipped settings."""
     fields = zoo.tuned(run.model, run.method)
     if run.stream.startswith("lr-") and run.method != "noadapt":
-        fields["lr"] *= int(run.stream.removeprefix("lr-"))
+        fields["lr"] *= float(run.stream.removeprefix("lr-"))
     model = zoo.load(run.model)
     if run.method == "eata":
         adapter = moetta.adapt(
@@ -197,13 +233,16 @@ def make(run: Run, source: Tensor | None, fisher: Path) -> moetta.Adapter:
     return moetta.Guard(adapter) if run.guarded else adapter
 
 
-def measure(adapter: moetta.Adapter, stream: Batches) -> dict[str, Any]:
+def measure(adapter: moetta.Adapter, stream: Batches, record: Path | None) -> dict[str, Any]:
     """Accuracy in per cent: whole, and by quarter of the scored images."""
     right: list[Tensor] = []
+    seen: list[tuple[Tensor, Tensor]] = []
     start, images_seen = time.perf_counter(), 0
     for images, labels in stream:
-        predicted = adapter(images).argmax(1)
-        right.append((predicted == labels)[labels >= 0])
+        logits = adapter(images)
+        right.append((logits.argmax(1) == labels)[labels >= 0])
+        if record is not None:
+            seen.append((logits.half(), labels))
         images_seen += len(images)
     scored = torch.cat(right).double()
     out: dict[str, Any] = {
@@ -213,23 +252,32 @@ def measure(adapter: moetta.Adapter, stream: Batches) -> dict[str, Any]:
         "scored": len(scored),
         "seconds": round(time.perf_counter() - start, 1),
         "forwards": round(adapter.totals.forwards / images_seen, 3),
+        "lr": getattr(adapter.config, "lr", None),
     }
     if isinstance(adapter, moetta.Guard):
         out["counts"] = dict(adapter.counts)
         out["events"] = [asdict(e) for e in adapter.events]
+    if record is not None:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        answers, truth = (torch.cat(parts).numpy() for parts in zip(*seen, strict=True))
+        np.savez_compressed(record, logits=answers, labels=truth)
     return out
 
 
 def wanted(options: Options) -> list[Run]:
     """The runs, in the order of the table."""
-    return [
+    runs = [
         Run(stream, model, method, guarded, options.seed)
-        for stream in options.streams
         for model in options.models
+        for stream in options.streams
         if model.startswith("cifar") == (stream in CIFAR)
         for method in options.methods
         for guarded in ((False,) if method == "noadapt" else (False, True))
     ]
+    shared = (
+        replace(r, stream=same_images(r.stream)) if r.method == "noadapt" else r for r in runs
+    )
+    return list(dict.fromkeys(shared))
 
 
 def read(options: Options) -> list[dict[str, Any]]:
@@ -239,53 +287,85 @@ def read(options: Options) -> list[dict[str, Any]]:
     return [json.loads(line) for line in options.results.read_text().splitlines()]
 
 
+def key(row: dict[str, Any]) -> Run:
+    """The run that a row is of."""
+    return Run(**{name: row[name] for name in Run.__dataclass_fields__})
+
+
+@contextmanager
+def claimed(run: Run, options: Options) -> Iterator[bool]:
+    """Whether the run is ours: neither done nor being done by another process."""
+    name = sha256(f"{options.results.resolve()} {run}".encode()).hexdigest()[:24]
+    with (Path(gettempdir()) / f"moetta-guard-{name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of if the process ends
+        except BlockingIOError:
+            yield False
+            return
+        yield run not in map(key, read(options))
+
+
+def append(row: dict[str, Any], options: Options) -> None:
+    """Add a row to the file; other processes may be doing the same."""
+    with options.results.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(row) + "\n")
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown; a promise that is broken is in bold."""
     lines = [
-        "| stream | model | method | noadapt | plain | guarded | trouble | forwards | guarded |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| stream | model | seed | method | lr | noadapt | plain | guarded | trouble "
+        "| forwards | guarded |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    by = {(r["stream"], r["model"], r["seed"], r["method"], r["guarded"]): r for r in rows}
-    for stream, model, seed, method, guarded in by:
-        plain = by.get((stream, model, seed, method, False))
-        base = by.get((stream, model, seed, "noadapt", False))
-        if not guarded or plain is None or base is None:
+    by = {key(r): r for r in rows}
+    for run, row in by.items():
+        plain = by.get(replace(run, guarded=False))
+        base = by.get(replace(run, stream=same_images(run.stream), method="noadapt", guarded=False))
+        if not run.guarded or plain is None or base is None:
             continue
-        row = by[stream, model, seed, method, True]
         zero, without, kept = (r["accuracy"] for r in (base, plain, row))
         helps = without > zero
         good = kept >= (zero + 0.8 * (without - zero) if helps else zero - 0.5)
         shown = f"{kept:.2f}" if good else f"**{kept:.2f}**"
         trouble = sum(row["counts"].get(k, 0) for k in ("rollback", "reset"))
         lines.append(
-            f"| {stream} | {model} | {method} | {zero:.2f} | {without:.2f} | {shown} | {trouble} "
+            f"| {run.stream} | {run.model} | {run.seed} | {run.method} | {row['lr']:g} "
+            f"| {zero:.2f} | {without:.2f} | {shown} | {trouble} "
             f"| {plain['forwards']:.2f} | {row['forwards']:.2f} |"
         )
     return "\n".join(lines)
+
+
+def run_one(run: Run, options: Options, cifar: Cifar | None, fisher: Path) -> None:
+    """Run, and append the row."""
+    source = None
+    if run.method == "eata":
+        source = (
+            embedded.source_images(2000) if cifar is None else normalised(cifar.source, run.model)
+        )
+    adapter = make(run, source, fisher)
+    parts = (run.stream, run.model, run.method, "guarded" if run.guarded else "plain", run.seed)
+    record = options.record and options.record / ("_".join(map(str, parts)) + ".npz")
+    found = measure(adapter, batches(run, cifar), record)
+    print(run, {k: v for k, v in found.items() if k != "events"}, flush=True)
+    append({**asdict(run), **found}, options)
 
 
 def main(options: Options) -> None:
     """Run what is missing, then print the table."""
     torch.set_num_threads(options.threads)
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    done = [{k: r[k] for k in asdict(Run("", "", "", False, 0))} for r in read(options)]
-    missing = [] if options.only_table else [r for r in wanted(options) if asdict(r) not in done]
+    done = [key(r) for r in read(options)]
+    missing = [] if options.only_table else [r for r in wanted(options) if r not in done]
     cifar = Cifar(options) if any(r.stream in CIFAR for r in missing) else None
     with TemporaryDirectory() as folder:
         for run in missing:
-            source = None
-            if run.method == "eata":
-                images = cifar.source if cifar and run.stream in CIFAR else None
-                source = (
-                    embedded.source_images(2000)
-                    if images is None
-                    else normalised(images, run.model)
-                )
-            adapter = make(run, source, Path(folder) / f"{run.model}.safetensors")
-            found = measure(adapter, batches(run, cifar if run.stream in CIFAR else None))
-            print(run, {k: v for k, v in found.items() if k != "events"}, flush=True)
-            with options.results.open("a") as file:
-                file.write(json.dumps({**asdict(run), **found}) + "\n")
+            with claimed(run, options) as ours:
+                if ours:
+                    images = cifar if run.stream in CIFAR else None
+                    run_one(run, options, images, Path(folder) / f"{run.model}.safetensors")
     print(table(read(options)))
 
 

@@ -185,8 +185,8 @@ def test_a_spoilt_model_is_rolled_back_and_held(caplog: pytest.LogCaptureFixture
     guard = guarded()
     for seed in range(20):
         guard(images(seed))
-    assert not guard._good_is_source
-    good = {k: v.clone() for k, v in guard._good.items()}
+    assert not guard.good_is_source
+    good = {k: v.clone() for k, v in guard.good.items()}
     spoil(guard)
     with caplog.at_level(logging.WARNING, logger="moetta"):
         event, logits, seed = until_event(guard)
@@ -242,7 +242,7 @@ def test_each_trouble_waits_longer_and_learns_slower():
     for _ in range(3):
         spoil(guard)
         until_event(guard)
-        waits.append(guard._wait + BATCH)
+        waits.append(guard.recovery.wait + BATCH)
         until_event(guard)
         assert guard.mode == "adapt"
     assert waits == [2 * BATCH, 8 * BATCH, 32 * BATCH]
@@ -251,7 +251,7 @@ def test_each_trouble_waits_longer_and_learns_slower():
 
 def test_a_lower_rate_is_a_lower_learning_rate():
     guard, slow = guarded(), make("tent", lr=1e-3 / 4)
-    guard.level = 1
+    guard.recovery.level = 1
     for seed in range(3):
         guard(images(seed))
         slow(images(seed))
@@ -261,11 +261,11 @@ def test_a_lower_rate_is_a_lower_learning_rate():
 
 def test_a_long_calm_raises_the_rate_again():
     guard = guarded("noadapt", cooldown=BATCH, backoff=2.0)
-    guard.level, guard._wait = 1, 64 * BATCH
+    guard.recovery.level, guard.recovery.wait = 1, 64 * BATCH
     for seed in range(64):
         guard(images(seed))
     assert guard.last.guard.event.action == "calm"
-    assert (guard.level, guard.rate, guard._wait) == (0, 1.0, 0)
+    assert (guard.recovery.level, guard.rate, guard.recovery.wait) == (0, 1.0, 0)
 
 
 def test_non_finite_parameters_never_reach_an_answer():

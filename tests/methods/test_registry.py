@@ -12,6 +12,7 @@ import moetta
 from helpers.models import images, small_vit
 from moetta import Adapter, Config
 from moetta.methods import GROUPS, find, of_adapter, of_config, register, registry
+from moetta.methods.registry import Citation
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,9 @@ def test_a_citation_in_short_and_as_bibtex() -> None:
     assert str(citation) == "Wang et al., ICLR 2021"
     assert citation.bibtex("tent").startswith("@inproceedings{tent,\n  author = {Wang, Dequan and ")
     assert "title = {{Tent: Fully" in citation.bibtex("tent")
+    nobody = Citation("", "A title", "preprint", 2026)
+    assert str(nobody) == "A title, preprint 2026"
+    assert "author" not in nobody.bibtex("x")
 
 
 OUTSIDE = """

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from moetta.bench.cell import DataOptions
+from moetta.bench.cell import BASELINE, DataOptions
 from moetta.bench.grid import finished_folders, require_all
 from moetta.bench.progress import Outcome
 from moetta.commands.console import make_console
-from moetta.commands.options import Running, cell_fields, write_report
-from moetta.paper.experiments import EXPERIMENTS, Workload
+from moetta.commands.options import Running, cell_fields, expand_methods, write_report
+from moetta.paper.experiments import EXPERIMENTS, OURS, Workload
 from moetta.paper.experiments.workload import EMBEDDED_MODELS, Found
 from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import load_run
@@ -39,9 +39,14 @@ class Reproduce(Running, DataOptions):
 
     name: tyro.conf.Positional[str] = "all"
     """table1, table2, table3, scalability, grid-search, gradient-cosine, tsne, expert-similarity,
-    expert-heatmaps, partial-replacement, sensitivity, theory, or all."""
+    expert-heatmaps, partial-replacement, sensitivity, theory; all of these; or length, which is
+    ours and takes hours."""
     models: tuple[str, ...] = ()
     """Models; by default the paper's with --data, or else the two embedded ones."""
+    method: tuple[str, ...] = ()
+    """Methods in table1, table2, scalability and length: names, or a group (paper, all,
+    no-gradient, ...). noadapt is always there. By default the paper's nine; for length, those that
+    lead."""
     seeds: tuple[int, ...] | None = None
     """Seeds; by default as many as the paper used: three for table1, one elsewhere."""
     report: Path | None = None
@@ -57,7 +62,10 @@ def reproduce(options: Reproduce) -> None:
     if options.name != "all" and options.name not in EXPERIMENTS:
         hint = nearest(options.name, [*EXPERIMENTS, "all"])
         raise ValueError(f"no experiment {options.name!r}; {hint}")
-    names = list(EXPERIMENTS) if options.name == "all" else [options.name]
+    paper = [name for name in EXPERIMENTS if name not in OURS]
+    names = paper if options.name == "all" else [options.name]
+    if options.method and not any(EXPERIMENTS[name].any_methods for name in names):
+        raise ValueError(f"--method has no effect on {options.name}: leave it out")
     folders: list[Path] = []
     failures: list[tuple[str, Exception]] = []
     for name in names:
@@ -84,7 +92,10 @@ def make_workload(name: str, options: Reproduce) -> Workload:
     data = common.pop("data")
     if data is not None and all(model in PAPER_MODELS for model in models):
         common["preprocess"] = "paper"
-    return Workload(models, data, options.seeds, common)
+    methods = None
+    if options.method:
+        methods = tuple(dict.fromkeys((BASELINE, *expand_methods(options.method))))
+    return Workload(models, data, options.seeds, methods, common)
 
 
 def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -> list[Path]:

@@ -10,6 +10,7 @@ from moetta.guard.watch import Look
 REASONS = ("concentration", "overruling", "disagreement", "entropy", "drift", "non-finite")
 ACTIONS = ("rollback", "reset", "resume", "calm")
 MODES = ("adapt", "hold", "source")
+EVENTS_KEPT = 100
 
 
 @dataclass(frozen=True)

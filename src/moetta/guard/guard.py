@@ -3,80 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from os import PathLike
 from typing import Any, Self
 
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter
-from moetta.core.config import Config, positive, require, share
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
 from moetta.core.step_report import StepReport, Totals
-from moetta.files import read_safetensors, write_atomically
-from moetta.guard.events import MODES, Event, Findings, GuardReport
+from moetta.guard import state
+from moetta.guard.config import GuardConfig
+from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport
+from moetta.guard.recovery import Recovery
 from moetta.guard.reference import Reference
+from moetta.guard.sampler import Sampler
 from moetta.guard.watch import Watch
 
 logger = logging.getLogger("moetta")
 
-FORMAT = "moetta-guard"
-VERSION = "1"
-EVENTS_KEPT = 100
 # Once any detector reaches this level, every image is looked at.
 SUSPICION = 0.5
 LOOKS_BETWEEN_SNAPSHOTS = 8
-# A rate is raised again after this many cool-downs without trouble.
-CALM_COOLDOWNS = 64
-_COUNTS = [f.name for f in fields(Totals) if f.name != "losses"]
-
-
-@dataclass(frozen=True)
-class GuardConfig(Config):
-    """The guard's options.
-
-    Attributes:
-        seed: seed of the choice of sampled images.
-        sample: images in one look, and the most that are sampled from one batch in good times.
-        share: the largest share of the traffic that the source model classifies too, in good times.
-            It is what the guard costs, in forward passes per image.
-        probation: the source model classifies this many images after a start or a resumption, and
-            all while a detector is at least half-way to an alarm.
-        tolerance: the share of the predictions that adaptation may spoil before this counts as
-            trouble. 0.005 is half a point of accuracy.
-        interval: looks between false alarms, on average.
-        drift_limit: the largest relative distance of the trained parameters from their source
-            values. At 1 they have moved by their own norm.
-        cooldown: images to wait after the first trouble before learning again.
-        backoff: factor by which each further trouble lengthens the wait and shortens the steps.
-    """
-
-    sample: int = 16
-    share: float = 0.25
-    probation: int = 1024
-    tolerance: float = 0.005
-    interval: float = 10_000.0
-    drift_limit: float = 1.0
-    cooldown: int = 1024
-    backoff: float = 4.0
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        super().__post_init__()
-        positive(self, "sample", "share", "drift_limit", "cooldown")
-        require(self.probation >= 0, f"probation must be at least 0, got {self.probation}")
-        share(self, "tolerance")
-        require(self.share <= 1, f"share must be at most 1, got {self.share}")
-        require(self.interval > 1, f"interval must be above 1, got {self.interval}")
-        require(self.backoff >= 1, f"backoff must be at least 1, got {self.backoff}")
 
 
 class Guard(Adapter):
@@ -99,7 +53,9 @@ class Guard(Adapter):
         options: the guard's options.
         events: the last decisions, oldest first, at most 100.
         counts: how often each action was taken, by "action" and by "action: reason".
-        mode: "adapt", "hold" or "source"; see `Findings`.
+        recovery: what is done about trouble: mode, rate and wait.
+        watch: the detectors.
+        good: the adapter's last good state.
 
     Example:
         >>> import timm, torch, moetta
@@ -122,28 +78,26 @@ class Guard(Adapter):
         self.reference = Reference(adapter)
         self.on_prediction: Callable[[Tensor], None] | None = adapter.on_prediction
         self._paused = False
-        self._start_over()
         self._saved: dict[str, Tensor] | None = None
+        self._start_over()
 
     def _start_over(self) -> None:
         """Set everything the guard remembers to its initial value."""
-        self.watch = self._new_watch()
+        self.watch = self.new_watch()
+        self.sampler = Sampler(self.options)
+        self.recovery = Recovery(self.options)
         self.steps = 0
         self.totals = Totals()
         self.last: GuardReport | None = None
-        self.mode = "adapt"
-        self.level = 0
         self.counts: Counter[str] = Counter()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._good = self.adapter.state_dict()
-        self._good_is_source = True
-        self._wait = 0  # images until learning resumes, or until calm
-        self._credit = 0.0
-        self._probation = self.options.probation
-        self._since_good = 0
-        self._drift = self.reference.drift()
+        self.good = self.adapter.state_dict()
+        self.good_is_source = True
+        self.looks_since_good = 0
+        self.drift = self.reference.drift()
 
-    def _new_watch(self) -> Watch:
+    def new_watch(self) -> Watch:
+        """Detectors that have seen nothing."""
         return Watch(self.options.sample, self.options.tolerance, self.options.interval)
 
     def __getattr__(self, name: str) -> Any:
@@ -153,9 +107,14 @@ class Guard(Adapter):
         return getattr(self.adapter, name)
 
     @property
+    def mode(self) -> str:
+        """What is done: "adapt", "hold" or "source"; see `Findings`."""
+        return self.recovery.mode
+
+    @property
     def rate(self) -> float:
         """The share of each learning step that is kept."""
-        return float(self.options.backoff**-self.level)
+        return self.recovery.rate
 
     @property
     def activated_parameters(self) -> int:
@@ -181,7 +140,7 @@ class Guard(Adapter):
                 logits, report = (
                     self._source(inputs) if self.mode == "source" else self._asked(inputs)
                 )
-                self._publish(_changed(report, skipped="paused"), None, self.mode == "source")
+                self._publish(replace(report, skipped="paused"), None, self.mode == "source")
                 return logits
             if self.mode == "source":
                 logits, report = self._source(inputs)
@@ -190,7 +149,11 @@ class Guard(Adapter):
                 logits, report, event = self._watched(inputs)
                 from_source = event is not None
             self.steps += 1
-            event = self._pass_time(report.samples) or event
+            action = self.recovery.pass_time(report.samples)
+            if action is not None:
+                if action == "resume":
+                    self._watch_anew()
+                event = self._record("", action, self.rate, 1.0)
             self._publish(report, event, from_source)
             return logits
 
@@ -235,15 +198,15 @@ class Guard(Adapter):
         self._shorten_step(before, kept)
         report = self.adapter.last
         assert report is not None
-        report = _changed(report, forwards=report.forwards + extra)
+        report = replace(report, forwards=report.forwards + extra)
         if hold:
-            report = _changed(report, skipped="guard: hold")
+            report = replace(report, skipped="guard: hold")
         if not found and not all(map(_finite, self.adapter.trained.values())):
             found.append(("non-finite", math.nan, 0.0))
         if not found:
             self._keep_if_good()
             return answers[0], report, None
-        return answers[0], _changed(report, entropy=entropy(answers[0])), self._act(*found[0])
+        return answers[0], replace(report, entropy=entropy(answers[0])), self._act(*found[0])
 
     @contextlib.contextmanager
     def _listening(self, callback: Callable[[Tensor], None]) -> Iterator[None]:
@@ -277,80 +240,48 @@ class Guard(Adapter):
         """
         if not _finite(logits):
             return ("non-finite", math.nan, 0.0), 0
-        index = self._choose(len(inputs)).to(logits.device)
+        suspicious = max(self.watch.levels.values()) >= SUSPICION
+        index = self.sampler.choose(len(inputs), self.steps, suspicious).to(logits.device)
         if len(index) == 0:
             return None, 0
         looks = self.watch.looks
         name = self.watch.add(self.reference.logits(inputs.select(index)), logits[index])
         if self.watch.looks > looks:
-            self._since_good += self.watch.looks - looks
-            self._drift = self.reference.drift()
-            if self.mode == "adapt" and self._drift > self.options.drift_limit:
-                return ("drift", self._drift, self.options.drift_limit), len(index)
+            self.looks_since_good += self.watch.looks - looks
+            self.drift = self.reference.drift()
+            if self.mode == "adapt" and self.drift > self.options.drift_limit:
+                return ("drift", self.drift, self.options.drift_limit), len(index)
         return None if name is None else (name, self.watch.levels[name], 1.0), len(index)
-
-    def _choose(self, size: int) -> Tensor:
-        """Positions of the images to sample: a function of (seed, step) and of the batch sizes."""
-        count = size
-        if self._probation <= 0 and max(self.watch.levels.values()) < SUSPICION:
-            most = float(min(size, self.options.sample))
-            self._credit = min(self._credit + size * self.options.share, most)
-            count = int(self._credit)
-            self._credit -= count
-        self._probation = max(0, self._probation - size)
-        seed = (self.options.seed * 1_000_003 + self.steps) * 1_009 + 907
-        generator = torch.Generator().manual_seed(seed % (1 << 63))
-        return torch.randperm(size, generator=generator)[:count]
 
     def _keep_if_good(self) -> None:
         """Remember the current state if no detector holds evidence against it."""
-        if self.mode != "adapt" or self._since_good < LOOKS_BETWEEN_SNAPSHOTS:
+        if self.mode != "adapt" or self.looks_since_good < LOOKS_BETWEEN_SNAPSHOTS:
             return
         if self.watch.calm:
-            self._good = self.adapter.state_dict()
-            self._good_is_source = False
-            self._since_good = 0
+            self.good = self.adapter.state_dict()
+            self.good_is_source = False
+            self.looks_since_good = 0
 
     # --- acting ---------------------------------------------------------------------------------
 
     def _act(self, reason: str, value: float, threshold: float) -> Event:
         """Go back to the last good state or, if that was not enough, to the source model."""
-        to_source = self.level > 0 or self._good_is_source
-        if to_source:
-            self.adapter.reset()
-            self._good = self.adapter.state_dict()
-            self._good_is_source = True
+        action = self.recovery.trouble(has_good_state=not self.good_is_source)
+        if action == "rollback":
+            self.adapter.load_state_dict(self.good)
         else:
-            self.adapter.load_state_dict(self._good)
-        self.mode = "source" if to_source else "hold"
-        self._wait = int(self.options.cooldown * self.options.backoff**self.level)
-        self.level += 1
-        self._forget()
-        return self._record(reason, "reset" if to_source else "rollback", value, threshold)
+            self.adapter.reset()
+            self.good = self.adapter.state_dict()
+            self.good_is_source = True
+        self._watch_anew()
+        return self._record(reason, action, value, threshold)
 
-    def _pass_time(self, images: int) -> Event | None:
-        """Resume learning after the wait; raise the rate after a long calm spell."""
-        if self._wait == 0:
-            return None
-        self._wait = max(0, self._wait - images)
-        if self._wait:
-            return None
-        last = self.options.cooldown * self.options.backoff ** (self.level - 1)
-        if self.mode == "adapt":
-            self.level -= 1
-            self._wait = int(CALM_COOLDOWNS * last / self.options.backoff) if self.level else 0
-            return self._record("", "calm", self.rate, 1.0)
-        self.mode = "adapt"
-        self._wait = int(CALM_COOLDOWNS * last)
-        self._forget()
-        return self._record("", "resume", self.rate, 1.0)
-
-    def _forget(self) -> None:
+    def _watch_anew(self) -> None:
+        """Forget the evidence, and look closely for a while."""
         self.watch.clear()
-        self._credit = 0.0
-        self._probation = self.options.probation
-        self._since_good = 0
-        self._drift = self.reference.drift()
+        self.sampler.restart()
+        self.looks_since_good = 0
+        self.drift = self.reference.drift()
 
     def _record(self, reason: str, action: str, value: float, threshold: float) -> Event:
         event = Event(self.steps + (1 if reason else 0), reason, action, value, threshold)
@@ -361,7 +292,7 @@ class Guard(Adapter):
             logger.warning(
                 "guard: %s at step %d because of %s (%.4g, threshold %.4g); learning stops for %d "
                 "images",
-                action, event.step, reason, value, threshold, self._wait,
+                action, event.step, reason, value, threshold, self.recovery.wait,
             )  # fmt: skip
         else:
             logger.info("guard: %s at step %d, rate %.4g", action, event.step, self.rate)
@@ -372,7 +303,7 @@ class Guard(Adapter):
         findings = Findings(
             mode=self.mode,
             rate=self.rate,
-            drift=self._drift,
+            drift=self.drift,
             levels=self.watch.levels,
             look=self.watch.last,
             event=event,
@@ -386,22 +317,7 @@ class Guard(Adapter):
     def state_dict(self) -> dict[str, Tensor]:
         """The adapter's state and the guard's, as tensors (copies)."""
         with self.lock:
-            return self._collect()
-
-    def _collect(self) -> dict[str, Tensor]:
-        numbers = [
-            self.steps, self.level, MODES.index(self.mode), self._good_is_source, self._wait,
-            self._credit, self._since_good, self._drift, self._probation,
-            *(getattr(self.totals, name) for name in _COUNTS),
-        ]  # fmt: skip
-        out = self.adapter.state_dict()
-        out |= {f"guard.good.{k}": v.clone() for k, v in self._good.items()}
-        out |= {f"guard.watch.{k}": v for k, v in self.watch.state().items()}
-        out |= {f"guard.count.{k}": torch.tensor(v) for k, v in self.counts.items()}
-        out |= {f"guard.loss.{k}": _double(v) for k, v in self.totals.losses.items()}
-        out["guard.numbers"] = _double(numbers)
-        out["guard.events"] = _double([e.numbers() for e in self.events]).reshape(-1, 5)
-        return out
+            return state.collect(self)
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Restore a `state_dict`, bit for bit.
@@ -411,42 +327,7 @@ class Guard(Adapter):
             RuntimeError: the adapter was unwrapped.
         """
         with self.lock:
-            self._restore(tensors)
-
-    def _restore(self, tensors: dict[str, Tensor]) -> None:
-        parts = _parts(tensors)
-        if "guard.numbers" not in tensors:
-            raise ValueError(
-                "this state was not saved by a guard; load it into the adapter before guarding it"
-            )
-        try:  # the guard's part first, so that nothing has changed if it does not fit
-            watch = self._new_watch()
-            watch.restore(parts["watch"])
-            values = tensors["guard.numbers"].tolist()
-            events = [Event.of_numbers(row) for row in tensors["guard.events"].tolist()]
-            counted = {
-                name: value if name == "entropy" else int(value)
-                for name, value in zip(_COUNTS, values[9:], strict=True)
-            }
-            mode = MODES[int(values[2])]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(f"this guard state is incomplete or damaged: {error}") from error
-        present = self.adapter.state_dict()
-        self.adapter.load_state_dict(parts["good"])  # refuses what does not fit, changing nothing
-        try:
-            self.adapter.load_state_dict(parts["adapter"])
-        except ValueError:
-            self.adapter.load_state_dict(present)
-            raise
-        self._good = {k: v.clone() for k, v in parts["good"].items()}
-        self.watch, self.mode = watch, mode
-        self.steps, self.level, self._wait = (int(values[i]) for i in (0, 1, 4))
-        self._good_is_source, self._credit = bool(values[3]), values[5]
-        self._since_good, self._drift, self._probation = int(values[6]), values[7], int(values[8])
-        losses = {k: float(v) for k, v in parts["loss"].items()}
-        self.totals = Totals(**counted, losses=losses)
-        self.counts = Counter({k: int(v) for k, v in parts["count"].items()})
-        self.events = deque(events, maxlen=EVENTS_KEPT)
+            state.restore(self, tensors)
 
     def reset(self) -> None:
         """Return the adapter, and all that the guard remembers, to the moment of construction."""
@@ -470,8 +351,7 @@ class Guard(Adapter):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the state to a safetensors file, atomically."""
-        tensors = {k: v.cpu().contiguous() for k, v in self.state_dict().items()}
-        write_atomically(path, to_bytes(tensors, self._identity()))
+        state.save(self, path)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Restore the state from a file that `save` wrote for the same model and configuration.
@@ -480,26 +360,7 @@ class Guard(Adapter):
             ValueError: the file is damaged, not a guard's, or saved for something else.
             RuntimeError: the adapter was unwrapped.
         """
-        tensors, metadata = read_safetensors(path)
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"{path} was not saved by a guard")
-        for key, ours in self._identity().items():
-            if metadata.get(key) != ours:
-                raise ValueError(
-                    f"{path} was saved for another {key}: file {metadata.get(key)!r}, here {ours!r}"
-                )
-        self.load_state_dict(tensors)
-
-    def _identity(self) -> dict[str, str]:
-        """What a file must match."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "method": self.adapter.method,
-            "config": json.dumps(self.adapter.config.to_dict(), sort_keys=True),
-            "guard": json.dumps(self.options.to_dict(), sort_keys=True),
-            "model": self.adapter.fingerprint(),
-        }
+        state.load(self, path)
 
     def save_source(self, path: str | PathLike[str]) -> None:
         """Write what the adapter computed from the source images."""
@@ -533,28 +394,5 @@ class Guard(Adapter):
         return f"Guard({self.adapter!r}, mode={self.mode!r}, events={sum(self.counts.values())})"
 
 
-def _changed(report: StepReport, **values: Any) -> StepReport:
-    return StepReport(**{**{f.name: getattr(report, f.name) for f in fields(StepReport)}, **values})
-
-
 def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.detach()).all())
-
-
-def _double(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _parts(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors by part: the adapter's, and the guard's good, watch, count and loss."""
-    out: dict[str, dict[str, Tensor]] = {
-        k: {} for k in ("adapter", "good", "watch", "count", "loss")
-    }
-    for key, value in tensors.items():
-        if not key.startswith("guard."):
-            out["adapter"][key] = value
-            continue
-        part, _, rest = key.removeprefix("guard.").partition(".")
-        if part in out and rest:
-            out[part][rest] = value
-    return out

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter, Source
 from moetta.core.config import positive, require, share
-from moetta.core.functional import entropy, log_classes, masked_mean, reliability
+from moetta.core.functional import entropy, masked_mean, reliability
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import SGDConfig
 from moetta.core.objective import Step
@@ -50,7 +50,8 @@ class MoETTAPlusConfig(SGDConfig):
         style_memory: how many images a cluster's centre remembers.
         shrink: how many images the overall mean counts for when mixed into the mean of each style.
         shared: share of all experts' gradients that each expert follows besides its own.
-        e0: reference of the weight exp(e0 - H), as a share of ln C.
+        e0: reference of the weight exp(e0 - H), in nats. It does not grow with the number of
+            classes, so that a rate means the same step for 10 classes and for 1000.
         diversity: weight of the diversity term.
         horizon: how many images the average prediction remembers.
         pull: share of its offset that every expert gives back per 64 images.
@@ -58,14 +59,14 @@ class MoETTAPlusConfig(SGDConfig):
             layers' own scales; 0 sets no limit.
     """
 
-    lr: float = 3e-3
+    lr: float = 1e-2
     styles: int = 8
     style_layer: int | None = None
     style_warmup: int = 256
     style_memory: int = 1000
     shrink: float = 64.0
     shared: float = 1.0
-    e0: float = 0.4
+    e0: float = 1.0
     diversity: float = 1.0
     horizon: int = 6400
     pull: float = 0.01
@@ -333,7 +334,7 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
         now = entropies.detach().mean()
         running["entropy"] = running["entropy"] + (now - running["entropy"]) / running["batches"]
         selected = entropies.detach() <= running["entropy"]
-        weight = reliability(entropies, config.e0 * log_classes(logits))
+        weight = reliability(entropies, config.e0)
         losses = {"entropy": masked_mean(weight * entropies, selected)}
         p = logits.float().softmax(-1)
         fresh = min(1.0, len(p) / config.horizon)

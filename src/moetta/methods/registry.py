@@ -26,7 +26,7 @@ class Citation:
     """The paper that describes a method.
 
     Attributes:
-        authors: as BibTeX wants them: "Doe, Jane and Roe, Richard".
+        authors: as BibTeX wants them: "Doe, Jane and Roe, Richard"; empty if we do not know them.
         title: the paper's title.
         venue: where it was published.
         year: when.
@@ -38,13 +38,16 @@ class Citation:
     year: int
 
     def __str__(self) -> str:
+        if not self.authors:
+            return f"{self.title}, {self.venue} {self.year}"
         first, *others = self.authors.split(" and ")
         return f"{first.partition(',')[0]}{' et al.' if others else ''}, {self.venue} {self.year}"
 
     def bibtex(self, key: str) -> str:
         """The BibTeX entry."""
+        authors = f"  author = {{{self.authors}}},\n" if self.authors else ""
         return (
-            f"@inproceedings{{{key},\n  author = {{{self.authors}}},\n"
+            f"@inproceedings{{{key},\n{authors}"
             f"  title = {{{{{self.title}}}}},\n  booktitle = {{{self.venue}}},\n"
             f"  year = {{{self.year}}},\n}}"
         )

@@ -143,10 +143,11 @@ class MoELayerNorm(MoENorm):
         """Route each sample, normalise each token."""
         if self.channels_first:
             x = x.permute(0, 2, 3, 1)
-        if self.router is not None and not self.batch_routing:
+        router = self.router
+        if router is not None and not self.batch_routing:
             y, p, experts = fused.moe_layer_norm(
                 x, self.weight, self.bias, self.expert_weight, self.expert_bias,
-                self.router.weight, self.router.bias,
+                router.weight, router.bias,
                 self.eps, self.top_k, self.unit_weights, self.router_grad,
             )  # fmt: skip
             self.last = Routing(p, experts)

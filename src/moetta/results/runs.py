@@ -175,7 +175,8 @@ def _inside(value: Any, path: Iterable[str]) -> Any:
 def protocol_key(card: Mapping[str, Any]) -> str:
     """The part of a card that comparable runs share: the protocol without the seed."""
     stream = {k: v for k, v in card["protocol"]["stream"].items() if k != "seed"}
-    if stream.get("limit") is not None:  # which images a subset takes depends on the seed
+    # Which images a subset takes depends on the seed.
+    if stream.get("limit") is not None or stream.get("length") is not None:
         stream["domains"] = [
             {k: v for k, v in domain.items() if k != "samples"}
             for domain in stream.get("domains", ())
