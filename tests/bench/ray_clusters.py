@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # no token in the home folder of whoever runs the tests
-    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_raylet_start_wait_time_s": "180",  # on a busy machine
 }
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -36,36 +36,36 @@ def free_port() -> int:
 
 def start_node(
     *options: str, inside: list[str] | None = None, environment: dict[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """`ray start --block`: all its processes end with it."""
+) -> subprocess.Popen[str]:
+    """`ray start --block`, once it has started; all its processes end with it."""
     command = [*(inside or []), *RAY, "start", "--block", "--disable-usage-stats"]
     command += ["--num-gpus", "0", "--object-store-memory", "80000000", *options]
-    return subprocess.Popen(
+    node = subprocess.Popen(
         command,
         env={**ENVIRONMENT, **(environment or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
     )
+    assert node.stdout is not None
+    said = []
+    for line in node.stdout:
+        said.append(line)
+        if "Ray runtime started" in line:
+            threading.Thread(target=node.stdout.read, daemon=True).start()
+            return node
+    node.wait()
+    raise RuntimeError("".join(said))
 
 
-def end_node(node: subprocess.Popen[bytes]) -> None:
+def end_node(node: subprocess.Popen[str]) -> None:
     node.terminate()
     try:
         node.wait(30)
     except subprocess.TimeoutExpired:
         os.killpg(node.pid, signal.SIGKILL)
         node.wait()
-
-
-def wait_until_it_answers(host: str, port: int, node: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert node.poll() is None, "ray start failed"
-        with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
-            return
-        time.sleep(0.2)
-    raise TimeoutError("Ray did not start")
 
 
 @contextlib.contextmanager
@@ -76,7 +76,6 @@ def cluster(cpus: int = 2) -> Iterator[str]:
     options += ["--include-dashboard", "false", "--ray-client-server-port", str(free_port())]
     node = start_node(*options, "--node-ip-address", "127.0.0.1")
     try:
-        wait_until_it_answers("127.0.0.1", port, node)
         yield f"127.0.0.1:{port}"
     finally:
         end_node(node)

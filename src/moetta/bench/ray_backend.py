@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import socket
 import tempfile
@@ -31,6 +32,8 @@ LOCK_SECONDS = 300.0
 """How long to wait for a worker on a lost node: it does not know yet that it has been replaced."""
 TELL_SECONDS = 0.3
 """How often a worker reports its progress."""
+BOARD_SECONDS = 120.0
+"""How long the first worker on this machine may take to start."""
 STOP_SECONDS = 120.0
 """How long workers may take to write their checkpoints when the grid is stopped."""
 log = logging.getLogger("moetta")
@@ -51,48 +54,6 @@ class Assignment:
     store: str | None
     checkpoint_seconds: float
     surroundings: Surroundings
-
-
-class Board:
-    """An actor on which workers post their news, for the command to collect.
-
-    Only news passes through it. If it is lost, no work is.
-    """
-
-    def __init__(self) -> None:
-        self.progress: dict[int, Progress] = {}
-        self.messages: list[tuple[int, str]] = []
-        self.begun: set[int] = set()
-        self.cancelled = False
-
-    def begin(self, ticket: int, label: str, node: str) -> None:
-        """A worker has taken a cell."""
-        if ticket in self.begun:
-            text = f"{label}: its worker was lost; node {node} resumes it"
-            self.messages.append((logging.WARNING, text))
-        self.begun.add(ticket)
-
-    def post(self, ticket: int, progress: Progress) -> None:
-        """How far a cell has come."""
-        self.progress[ticket] = progress
-
-    def say(self, level: int, text: str) -> None:
-        """A message for the user."""
-        self.messages.append((level, text))
-
-    def cancel(self) -> None:
-        """The grid is being stopped; for those who cannot be told by `ray.cancel`."""
-        self.cancelled = True
-
-    def is_cancelled(self) -> bool:
-        """Whether it is."""
-        return self.cancelled
-
-    def collect(self) -> tuple[dict[int, Progress], list[tuple[int, str]]]:
-        """All news since the last call."""
-        news = self.progress, self.messages
-        self.progress, self.messages = {}, []
-        return news
 
 
 @dataclass
@@ -214,7 +175,7 @@ class OnRay:
         self._news = None
         for level, text in messages:
             log.log(level, text)
-        return list(progress.items())
+        return [(ticket, pickle.loads(sent)) for ticket, sent in progress.items()]
 
     def _outcome(self, ref: Any) -> Outcome:
         ray = import_ray()
@@ -241,13 +202,55 @@ class OnRay:
 
 
 def _make_board() -> Any:
-    """The board, on the machine of this command, which must be alive anyway."""
+    """An actor on which workers post their news, for the command to collect.
+
+    Only news passes through it: if it is lost, no work is. It is on the machine of this command,
+    which must be alive anyway.
+    """
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    class Board:
+        """Ray sends a nested class whole; this one never imports moetta, so it starts at once."""
+
+        def __init__(self) -> None:
+            self.progress: dict[int, bytes] = {}
+            self.messages: list[tuple[int, str]] = []
+            self.begun: set[int] = set()
+            self.cancelled = False
+
+        def begin(self, ticket: int, label: str, node: str) -> None:
+            if ticket in self.begun:
+                self.say(logging.WARNING, f"{label}: its worker was lost; node {node} resumes it")
+            self.begun.add(ticket)
+
+        def post(self, ticket: int, progress: bytes) -> None:
+            self.progress[ticket] = progress
+
+        def say(self, level: int, text: str) -> None:
+            self.messages.append((level, text))
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+        def is_cancelled(self) -> bool:
+            return self.cancelled
+
+        def collect(self) -> tuple[dict[int, bytes], list[tuple[int, str]]]:
+            news = self.progress, self.messages
+            self.progress, self.messages = {}, []
+            return news
+
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    actor = ray.remote(Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-    return actor.remote()
+    actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(Board)
+    board = actor.remote()
+    ray.get(board.collect.remote(), timeout=BOARD_SECONDS)
+    return board
+
+
+def post(board: Any, ticket: int, progress: Progress) -> None:
+    """Tell the command how far a cell has come."""
+    board.post.remote(ticket, pickle.dumps(progress))
 
 
 def work(cell: Cell, ticket: int, assignment: Assignment, board: Any) -> Outcome:
@@ -291,7 +294,7 @@ def _follow(
                 steps.close()
                 raise Stopped
             if time.monotonic() - told > TELL_SECONDS:
-                board.post.remote(ticket, progress)
+                post(board, ticket, progress)
                 save()
                 told = time.monotonic()
     except StopIteration as done:

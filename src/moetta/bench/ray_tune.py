@@ -26,6 +26,7 @@ from moetta.bench.ray_backend import (
     Assignment,
     OnRay,
     messages,
+    post,
     results_folder,
 )
 from moetta.bench.ray_cluster import Needs, Surroundings, import_ray
@@ -284,7 +285,7 @@ class Follower:
                 stage, late = percent // REPORT_PERCENT, time.monotonic() - begun > REPORT_SECONDS
                 if stage > self.reached or late:
                     self.reached = stage
-                    self.board.post.remote(self.job.ticket, self.latest)
+                    post(self.board, self.job.ticket, self.latest)
                     self.save()
                     return {"percent": percent, **_state(self.latest)}
         except StopIteration as done:

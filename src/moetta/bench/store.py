@@ -103,8 +103,12 @@ class Store:
             self._known[path] = version
             changed.add(path.relative_to(root).parts[0])
         for name in changed:
+            checkpoint = root / name / "checkpoint"
+            if not checkpoint.exists():
+                self.remove(f"{name}/checkpoint")
+                continue
             for file in self._list(f"{name}/checkpoint"):
-                if not (root / name / "checkpoint" / file).exists():
+                if not (checkpoint / file).exists():
                     self.remove(f"{name}/checkpoint/{file}")
 
     def _list(self, name: str) -> list[str]:

@@ -74,19 +74,18 @@ class Running(ComputeOptions):
             )
         from moetta.bench.ray_backend import OnRay  # Ray is an extra
 
-        address = None if self.ray == HERE else self.ray
-        return OnRay(self.out, address, self.store, self.checkpoint_seconds)
+        return OnRay(self.out, self.address, self.store, self.checkpoint_seconds)
+
+    @property
+    def address(self) -> str | None:
+        """The Ray cluster to use; None to start Ray on this machine."""
+        return None if self.ray == HERE else self.ray
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
         """Run cells and show their progress."""
         backend = self.backend()
         with make_display(self.json) as display:
-            return run_grid(
-                cells,
-                self.out,
-                listener=display,
-                backend=backend,
-            )
+            return run_grid(cells, self.out, listener=display, backend=backend)
 
 
 def cell_fields(options: Running) -> dict[str, Any]:
