@@ -73,6 +73,11 @@ class Guard(Adapter):
             raise TypeError(
                 f"Guard takes an adapter made by moetta.adapt(), not {type(adapter).__name__}"
             )
+        if adapter.ranks is not None:
+            raise ValueError(
+                "Guard cannot run on several ranks: it compares the answers of single processes; "
+                "guard an adapter without process_group, or use reset="
+            )
         self.adapter = adapter
         self.options = GuardConfig.preset(**options)
         self.reference = Reference(adapter)

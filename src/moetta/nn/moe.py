@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.nn import fused
+from moetta.nn import fused, ranks
 from moetta.nn.norms import Norm, normalise, trailing_activation
 
 _skip_init: Any = nn.utils.skip_init  # torch gives it no types
@@ -111,7 +111,7 @@ class MoENorm(nn.Module):
         with torch.autocast(token_mean.device.type, enabled=False):
             logits = self.router(token_mean.to(self.router.weight.dtype))
             if self.batch_routing:
-                logits = logits.mean(0, keepdim=True)
+                logits = _batch_mean(logits)
             p = logits.softmax(-1)
         return Routing(p, p.topk(self.top_k, dim=-1).indices)
 
@@ -178,6 +178,15 @@ class MoEChannelNorm(MoENorm):
         plain = normalise(self.norm, x, self.batch_statistics)
         y: Tensor = self.tail(torch.addcmul(beta.view(shape), plain, gamma.view(shape)).to(x.dtype))
         return y
+
+
+def _batch_mean(rows: Tensor) -> Tensor:
+    """The mean row of the whole batch [1, D]."""
+    share = ranks.current()
+    if share is None:
+        return rows.mean(0, keepdim=True)
+    count = len(rows) // share.held * share.total
+    return share.sum(share.real(rows).sum(0, keepdim=True)) / count
 
 
 def with_experts(norm: Norm, experts: int, **options: Any) -> MoENorm:
