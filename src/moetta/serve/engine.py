@@ -59,6 +59,8 @@ class Engine:
         self.watch = watch
         self.paused = False
         self.saved = False
+        self.on_update: Callable[[Tenant], None] = lambda tenant: None
+        """Called in the engine's thread after every update."""
         self.recent: dict[str, Recent] = {}
         self.why = "waiting for the first images"
         """Whether the last batch was learnt from, in words."""
@@ -224,6 +226,7 @@ class Engine:
         with tenant.adapter.lock:  # a snapshot sees what is around the adapter before or after too
             logits = tenant.answering(images)
         tenant.unsaved += 1
+        self.on_update(tenant)
         last = tenant.answering.last
         if last is None or last.skipped is None:
             self.metrics.updates.inc()
