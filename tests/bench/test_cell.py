@@ -119,3 +119,8 @@ def test_a_grid_is_the_product() -> None:
     ]
     with pytest.raises(ValueError, match="did you mean 'method'"):
         make_grid(methods=["tent"])
+
+
+def test_a_stream_has_a_limit_or_a_length() -> None:
+    with pytest.raises(ValueError, match="--limit or --length, not both"):
+        Cell("tent", "classical", "digits-vit", limit=64, length=64).check()

@@ -224,12 +224,46 @@ def test_differences_from_the_paper_are_stated(tmp_path: Path) -> None:
     assert "MGTTA" in workload.caveat(paper, mgtta=True)
 
 
+def test_length_shows_gains_by_rate_and_by_experts(out: Path) -> None:
+    options = Reproduce(
+        name="length",
+        out=out,
+        length=96,
+        models=MODELS[:1],
+        method=("moetta", "neo"),
+        batch_size=16,
+        threads=1,
+    )
+    reproduce(options)
+    folder = out / "paper" / "length"
+    rows = read(folder / "length.csv")
+    names = [row["method"] for row in rows]
+    assert names == ["moetta"] * 3 + ["neo"] + [
+        f"moetta, {kind}" for kind in ("1 expert", "3 experts", "no experts") for _ in range(3)
+    ]
+    rates = [float(row["lr"]) for row in rows[:3]]
+    assert rates == pytest.approx([rates[1] / 3, rates[1], 3 * rates[1]], rel=0.02)
+    for row in rows:
+        quarters = [float(row[f"quarter {q}"]) for q in (1, 2, 3, 4)]
+        assert sum(quarters) / 4 == pytest.approx(float(row["gain"]), abs=1e-6)
+    assert (folder / "length.svg").exists()
+    assert (folder / "length-experts.svg").exists()
+
+
+def test_methods_are_named_only_where_they_are_compared(out: Path) -> None:
+    with pytest.raises(ValueError, match="--method has no effect on theory"):
+        reproduce(Reproduce(name="theory", out=out, method=("tent",)))
+    cells = TABLE1.cells(Workload(methods=("neo", "tent"), seeds=(1,)))
+    assert {cell.method for cell in cells} == {"neo", "tent"}
+
+
 def test_unknown_experiment(out: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'table1'"):
         reproduce(Reproduce(name="tabel1", out=out))
     assert set(EXPERIMENTS) == {
         *("table1", "table2", "table3", "scalability", "grid-search", "gradient-cosine", "tsne"),
         *("expert-similarity", "expert-heatmaps", "partial-replacement", "sensitivity", "theory"),
+        "length",
     }
 
 

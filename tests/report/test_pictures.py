@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-import polars as pl
-import pytest
-
 from moetta.figures.theme import DARK_PAPER, FAINT, LIGHT_PAPER, contrast
-from moetta.report.curves import courses
 from moetta.report.frames import Frames
 from moetta.report.pictures import inline_svg, leaders, styles
 from moetta.report.plots import over_stream, pareto
@@ -67,50 +62,6 @@ def test_with_more_groups_than_colours_the_rest_is_grey(tmp_path: Path) -> None:
     leading = [group.label for group in leaders(comparison.groups)]
     for group in comparison.groups:
         assert (f">{group.label}<" in named) == (group.label in leading)
-
-
-def rewritten(folder: Path, **columns: pl.Series | None) -> None:
-    path = folder / "steps.parquet"
-    frame = pl.read_parquet(path)
-    for name, values in columns.items():
-        frame = frame.drop(name) if values is None else frame.with_columns(values.alias(name))
-    frame.write_parquet(path)
-
-
-def test_gain_is_taken_on_the_batches_that_both_have_seen(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, "tent", steps=8, batch_size=10)
-    right = pl.Series([5, 6, 7, 8, 9, 9, 9, 9])
-    theirs = pl.Series([5, None, 5, None, 5, None, 5, None], dtype=pl.Int64)
-    rewritten(folder, correct=right, correct_noadapt=theirs)
-    (comparison,) = compared(tmp_path)
-    course = courses(comparison, Frames())["Tent"]
-    assert course.sd is None
-    assert course.mean.images[-1] == 80
-    # Batches 0, 2, 4 and 6: 0, 2, 4 and 4 more right answers of 40.
-    assert course.mean.so_far[-1] == pytest.approx(100 * 10 / 40)
-    assert course.mean.accuracy[-1] == pytest.approx(90)
-
-
-def test_gain_comes_from_the_source_models_own_run_where_the_steps_lack_it(tmp_path: Path) -> None:
-    adapted = write_run(tmp_path, "tent", steps=8, batch_size=10)
-    alone = write_run(tmp_path, "noadapt", steps=8, batch_size=10)
-    rewritten(adapted, correct=pl.Series([6] * 8), correct_noadapt=None)
-    rewritten(alone, correct=pl.Series([4] * 8))
-    (comparison,) = compared(tmp_path)
-    found = courses(comparison, Frames())
-    assert np.allclose(found["Tent"].mean.gain, 20)
-    assert np.allclose(found["No adaptation"].mean.gain, 0)
-
-
-def test_seeds_give_a_mean_and_a_spread(tmp_path: Path) -> None:
-    for seed, right in ((1, 6), (2, 8)):
-        folder = write_run(tmp_path, "tent", seed, steps=8, batch_size=10)
-        rewritten(folder, correct=pl.Series([right] * 8), correct_noadapt=pl.Series([5] * 8))
-    (comparison,) = compared(tmp_path)
-    course = courses(comparison, Frames())["Tent"]
-    assert np.allclose(course.mean.gain, 20)
-    assert course.sd is not None
-    assert np.allclose(course.sd.gain, 200**0.5)
 
 
 def test_the_accuracy_itself_is_the_other_view(tmp_path: Path) -> None:

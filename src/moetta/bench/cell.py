@@ -33,6 +33,8 @@ class DataOptions:
     """Load the model's weights from this safetensors file."""
     limit: int | None = None
     """Use only this many images of the stream, a stratified subset."""
+    length: int | None = None
+    """Make the stream this many images long: an embedded one may also be longer than usual."""
     batch_size: int | None = None
     """Images per batch; by default 64, or what a mixture file says."""
     partial: bool = False
@@ -143,6 +145,8 @@ class Cell(CellOptions):
             raise ValueError(f"no preprocessing {self.preprocess!r}; {hint}")
         if (self.mean is None) != (self.std is None):
             raise ValueError("give --mean and --std together")
+        if self.limit is not None and self.length is not None:
+            raise ValueError("give --limit or --length, not both")
         _check_effective(self)
         _check_paths(self)
 

@@ -195,7 +195,8 @@ def prepare(cell: Cell) -> Prepared:
 
 def make_stream(cell: Cell, model: nn.Module) -> Stream:
     """The cell's stream as its model expects it."""
-    chosen = {"limit": cell.limit, "order": cell.order, "batch_size": cell.batch_size}
+    names = ("limit", "length", "order", "batch_size")
+    chosen = {name: getattr(cell, name) for name in names}
     options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
     options |= {"seed": cell.seed, "workers": cell.loaders}
     options |= {"on_error": cell.on_error, "frost_folder": cell.frost_folder}

@@ -9,10 +9,10 @@ import numpy as np
 from moetta.figures import FAINT, Curve, canvas, draw_lines, heat_map, label_points
 from moetta.figures.draw import count_axis, label_room
 from moetta.report.contents import domain_accuracy, domain_names
-from moetta.report.curves import Along, Course, courses, has_gain
 from moetta.report.frames import Frames
 from moetta.report.pictures import QUIET, Picture, Style, leaders, styles, themed
 from moetta.results import BASELINE, Comparison, Group, slug
+from moetta.results.courses import Along, Course, courses, has_gain
 
 NAMED = 10  # lines that have room for a name at their end
 COLUMNS = 12  # groups in a heat map
@@ -20,7 +20,7 @@ COLUMNS = 12  # groups in a heat map
 
 def over_stream(comparison: Comparison, frames: Frames) -> Picture | None:
     """Gain over the source model along the stream; the accuracy itself as the other view."""
-    found = courses(comparison, frames)
+    found = courses(comparison, lambda run: frames.read(run, "steps"))
     groups = [group for group in comparison.groups if group.label in found]
     if not groups:
         return None

@@ -59,6 +59,8 @@ class Engine:
         self.watch = watch
         self.paused = False
         self.saved = False
+        self.on_update: Callable[[Tenant], None] = lambda tenant: None
+        """Called in the engine's thread after every update."""
         self.recent: dict[str, Recent] = {}
         self.why = "waiting for the first images"
         """Whether the last batch was learnt from, in words."""
@@ -115,12 +117,15 @@ class Engine:
 
     def _run(self) -> None:
         while (work := self.queue.take()) is not None:
-            if isinstance(work, Batch):
-                self._batch(work)
-            elif isinstance(work, list):
-                self._expire(work)
-            else:
-                work()
+            try:
+                if isinstance(work, Batch):
+                    self._batch(work)
+                elif isinstance(work, list):
+                    self._expire(work)
+                else:
+                    work()
+            except Exception:  # the answers are out; what failed is only the accounting after them
+                log.exception("the engine failed after a batch, and goes on")
 
     def _expire(self, jobs: list[Job]) -> None:
         self.metrics.images.labels("expired").inc(len(jobs))
@@ -221,6 +226,7 @@ class Engine:
         with tenant.adapter.lock:  # a snapshot sees what is around the adapter before or after too
             logits = tenant.answering(images)
         tenant.unsaved += 1
+        self.on_update(tenant)
         last = tenant.answering.last
         if last is None or last.skipped is None:
             self.metrics.updates.inc()
@@ -246,8 +252,11 @@ class Engine:
         self.watch.batch(len(batch.jobs), learning in ("learnt", "pooled"))
         tenant = answer.tenant
         if tenant is not None and answer.given:
-            recent = self.recent.setdefault(tenant.name, Recent())
-            recent.add(answer.classes, answer.entropy, answer.routing, len(self.classifier.labels))
+            recent = self.recent.get(tenant.name)
+            if recent is None:
+                experts = tenant.adapter.expert_counts()
+                recent = self.recent[tenant.name] = Recent(len(self.classifier.labels), experts)
+            recent.add(answer.classes, answer.entropy, answer.routing)
             self._count_events(tenant)
             self.tenants.save_if_due(tenant)
             metrics.unsaved.set(max(t.unsaved for t in self.tenants))

@@ -86,6 +86,11 @@ class Service:
         self.metrics.ready.set(0)
 
     @property
+    def saved(self) -> bool:
+        """Whether, after the end, everything that was learnt is saved."""
+        return self.engine.saved
+
+    @property
     def ready(self) -> bool:
         """Whether requests are accepted and answered."""
         return self.engine.alive and not self.draining

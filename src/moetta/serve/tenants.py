@@ -19,6 +19,7 @@ from torch import Tensor
 
 from moetta.core.adapter import Adapter
 from moetta.core.step_report import StepReport
+from moetta.files import write_atomically
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
 from moetta.serve.snapshots import Snapshot, Snapshots
@@ -138,6 +139,10 @@ class Tenants:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="moetta-snapshots")
         self._known: set[str] = {DEFAULT}
         self._spare: tuple[Answering, Adapter] | None = build()
+        self.on_new: Callable[[Tenant], None] = lambda tenant: None
+        """Called with every tenant that comes into memory; if it raises, the tenant does not."""
+        self.on_evict: Callable[[Tenant], None] = lambda tenant: None
+        """Called with a tenant that makes room for another one."""
         self.folder: Path | None = None
         if settings.state is not None:
             self.folder = settings.state / _identity(*self._spare)
@@ -201,9 +206,19 @@ class Tenants:
             restored = tenant.snapshots.restore(answering.load)
             if restored is not None:
                 log.info("stream %s continues at step %d", name, answering.steps)
+        try:
+            self.on_new(tenant)
+        except Refusal:
+            self._spare = (answering, adapter)
+            raise
         self._here[name] = tenant
         self._known.add(name)
         return tenant
+
+    def example(self) -> Adapter:
+        """An adapter as new tenants get it; before the first of them only."""
+        assert self._spare is not None
+        return self._spare[1]
 
     def _snapshots(self, name: str) -> Snapshots | None:
         if self.folder is None:
@@ -224,6 +239,7 @@ class Tenants:
                     "one cannot be saved",
                     retry_after=10,
                 ) from None
+            self.on_evict(oldest)
             del self._here[name]
             if oldest.snapshots is None:  # nothing is kept: it would start again as a new one
                 self._known.discard(name)
@@ -258,10 +274,10 @@ class Tenants:
         # What is learnt while the file is written counts as unsaved; after a failure, all of it.
         before, tenant.unsaved = tenant.unsaved, 0
         try:
-            new = not tenant.snapshots.folder.is_dir()
             snapshot = tenant.snapshots.save(tenant.answering.save)
-            if new:
-                (tenant.snapshots.folder / "name").write_text(tenant.name)
+            name = tenant.snapshots.folder / "name"
+            if not name.is_file():
+                write_atomically(name, tenant.name.encode())
         except OSError as error:
             # Not at once again: the disk will hardly be better at the next update.
             tenant.unsaved = max(1, before // 2)

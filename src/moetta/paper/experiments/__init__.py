@@ -1,8 +1,9 @@
-"""The paper's experiments: each makes cells and turns their results into tables and figures."""
+"""The paper's experiments, and one on length: what to run, and how to show the results."""
 
 from moetta.paper.experiments.embedding import TSNE_FIGURE
 from moetta.paper.experiments.experts import HEATMAPS, SIMILARITY
 from moetta.paper.experiments.gradients import GRADIENT_COSINE
+from moetta.paper.experiments.length import LENGTH
 from moetta.paper.experiments.main_tables import SCALABILITY, TABLE1, TABLE2
 from moetta.paper.experiments.sweeps import GRID_SEARCH, PARTIAL, SENSITIVITY, TABLE3
 from moetta.paper.experiments.theory import THEORY
@@ -21,6 +22,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "partial-replacement": PARTIAL,
     "sensitivity": SENSITIVITY,
     "theory": THEORY,
+    "length": LENGTH,
 }
 
-__all__ = ["EXPERIMENTS", "Experiment", "Workload"]
+OURS = ("length",)
+"""The experiments that are not in the paper."""
+
+__all__ = ["EXPERIMENTS", "OURS", "Experiment", "Workload"]

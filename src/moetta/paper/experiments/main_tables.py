@@ -132,6 +132,6 @@ def _table2(workload: Workload, found: Found, _: Path) -> list[Table]:
     ]
 
 
-TABLE1 = Experiment("all methods on three streams", _table1_cells, _table1)
-TABLE2 = Experiment("what the methods cost", _table2_cells, _table2)
-SCALABILITY = Experiment("all methods on a larger model", _large_cells, _large)
+TABLE1 = Experiment("all methods on three streams", _table1_cells, _table1, any_methods=True)
+TABLE2 = Experiment("what the methods cost", _table2_cells, _table2, any_methods=True)
+SCALABILITY = Experiment("all methods on a larger model", _large_cells, _large, any_methods=True)

@@ -29,7 +29,7 @@ class Workload:
         models: experiments that use one model take the first.
         data: folder of the data sets; None is the embedded benchmark.
         seeds: seeds; None leaves the choice to the experiment.
-        methods: the methods in tables of methods; None is the paper's nine.
+        methods: methods to compare; None leaves the choice to the experiment.
         common: other fields of all cells.
     """
 
@@ -107,11 +107,13 @@ class Experiment:
         title: what it shows.
         cells: what has to be run.
         present: makes tables of the results, and writes figures to the folder.
+        any_methods: whether it can compare other methods than its own choice.
     """
 
     title: str
     cells: Callable[[Workload], list[Cell]]
     present: Callable[[Workload, Found, Path], list[Table]]
+    any_methods: bool = False
 
 
 def no_cells(_: Workload) -> list[Cell]:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moetta.report.frames import Frames
-from moetta.results import BASELINE, Comparison, Group, Run
+from moetta.results.groups import BASELINE, Comparison, Group
+from moetta.results.runs import Run
+
+if TYPE_CHECKING:
+    import polars as pl
 
 WINDOW = 1000  # images per point, roughly
 POINTS = 40
 
 Array = np.ndarray
+Read = Callable[[Run], "pl.DataFrame | None"]
+"""Reads the steps of a run; None if they cannot be used."""
+
+
+def _read(run: Run) -> pl.DataFrame | None:
+    return run.frame("steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,24 +51,35 @@ class Course:
     sd: Along | None
 
 
-def courses(comparison: Comparison, frames: Frames) -> dict[str, Course]:
+def courses(comparison: Comparison, read: Read = _read) -> dict[str, Course]:
     """The course of each group whose steps could be read, by label."""
-    base: dict[tuple[str, int], Array] = {}
-    if comparison.unadapted is not None:
-        for run in comparison.unadapted.runs:
-            if (steps := _steps(run, frames)) is not None:
-                base[run.protocol, run.seed] = steps[1]
+    base = {} if comparison.unadapted is None else _answers(comparison.unadapted, read)
     made = {}
     for group in comparison.groups:
-        runs = [_along(run, frames, base) for run in group.runs]
-        if (found := _together([run for run in runs if run is not None])) is not None:
+        if (found := _course(group, base, read)) is not None:
             made[group.label] = found
     return made
 
 
-def _steps(run: Run, frames: Frames) -> tuple[Array, Array, Array] | None:
+def course(group: Group, unadapted: Group | None, read: Read = _read) -> Course | None:
+    """The course of one group, next to the runs of the source model on the same stream."""
+    return _course(group, {} if unadapted is None else _answers(unadapted, read), read)
+
+
+def _answers(unadapted: Group, read: Read) -> dict[tuple[str, int], Array]:
+    """The source model's right answers by batch, for each protocol and seed."""
+    found = {(run.protocol, run.seed): _steps(run, read) for run in unadapted.runs}
+    return {key: steps[1] for key, steps in found.items() if steps is not None}
+
+
+def _course(group: Group, base: dict[tuple[str, int], Array], read: Read) -> Course | None:
+    runs = [_along(run, read, base) for run in group.runs]
+    return _together([run for run in runs if run is not None])
+
+
+def _steps(run: Run, read: Read) -> tuple[Array, Array, Array] | None:
     """Images, right answers and the source model's right answers (NaN if unknown), by batch."""
-    frame = frames.read(run, "steps")
+    frame = read(run)
     if frame is None:
         return None
     frame = frame.sort("step")
@@ -73,8 +94,8 @@ def _steps(run: Run, frames: Frames) -> tuple[Array, Array, Array] | None:
     return found[0], found[1], found[2]
 
 
-def _along(run: Run, frames: Frames, base: dict[tuple[str, int], Array]) -> Along | None:
-    steps = _steps(run, frames)
+def _along(run: Run, read: Read, base: dict[tuple[str, int], Array]) -> Along | None:
+    steps = _steps(run, read)
     if steps is None:
         return None
     samples, right, theirs = steps
@@ -107,6 +128,26 @@ def _together(runs: Sequence[Along]) -> Course | None:
     if len(runs) == 1:
         return Course(mean, None)
     return Course(mean, Along(**{name: values.std(0, ddof=1) for name, values in parts.items()}))
+
+
+def best_stop(along: Along) -> float:
+    """After how many images to stop adapting, in hindsight; 0 if it never paid.
+
+    There the adapted model is furthest ahead in right answers; what follows gives some back.
+    """
+    won = np.nan_to_num(along.so_far) * along.images
+    best = int(won.argmax())
+    return float(along.images[best]) if won[best] > 0 else 0.0
+
+
+def quarters(along: Along) -> list[float]:
+    """The gain in each quarter of the stream, in points."""
+    sizes = np.diff(along.images, prepend=0.0)
+    ahead = np.nan_to_num(along.gain) * sizes
+    quarter = np.minimum(4 * (along.images - sizes / 2) / along.images[-1], 3).astype(int)
+    return [
+        float(ahead[quarter == q].sum() / max(sizes[quarter == q].sum(), 1.0)) for q in range(4)
+    ]
 
 
 def has_gain(group: Group, course: Course) -> bool:
