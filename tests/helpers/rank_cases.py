@@ -410,7 +410,7 @@ def counts_bytes(group: Group) -> None:
     many.ranks.calls.clear()
     many(images(2).double())
     numbers = sum(p.numel() for p in many.trained.values())
-    assert many.ranks.sent["gradients"] == 8 * (numbers + 1)  # and the loss
+    assert many.ranks.sent["gradients"] == 8 * (numbers + 2)  # and the loss
     assert many.ranks.sent["rows"] == 8 * 2 * 5
     assert many.ranks.calls == {"gradients": 1, "rows": 1, "control": 3}
     assert many.ranks.sent["control"] == 3 * 512

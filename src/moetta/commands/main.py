@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -117,12 +118,19 @@ def main(argv: list[str] | None = None) -> int:
             _call(name, COMMANDS[name], rest)
     except (ValueError, OSError) as error:
         # Expected errors explain themselves; a traceback would hide the explanation.
-        print(f"moetta {name}: {error}", file=sys.stderr)
+        if not _follows():
+            print(f"moetta {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
-        print(f"\nmoetta {name}: {str(stop) or 'stopped'}", file=sys.stderr)
+        if not _follows():
+            print(f"\nmoetta {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
+
+
+def _follows() -> bool:
+    """Whether torchrun started this process as one of several ranks; the first one talks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:

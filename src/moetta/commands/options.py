@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from moetta.bench import spread
 from moetta.bench.cell import Cell, CellOptions, ComputeOptions
 from moetta.bench.grid import run_grid
 from moetta.bench.progress import Outcome
-from moetta.commands.display import make_display
+from moetta.commands.display import Display, make_display
 from moetta.methods import list_methods
 from moetta.paper.published import METHODS as PAPER_METHODS
 
@@ -29,7 +31,9 @@ class Running(ComputeOptions):
     """Print JSON, one object per line."""
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
-        """Run cells and show their progress."""
+        """Run cells and show their progress; under torchrun, one cell on all ranks."""
+        if spread.launched() > 1:
+            return self._run_spread(cells)
         with make_display(self.json) as display:
             return run_grid(
                 cells,
@@ -38,6 +42,19 @@ class Running(ComputeOptions):
                 listener=display,
                 checkpoint_seconds=self.checkpoint_seconds,
             )
+
+
+    def _run_spread(self, cells: Sequence[Cell]) -> list[Outcome]:
+        cell = spread.check(cells, self.workers)
+        ranks = spread.join(cell.device)
+        follower = ranks.rank > 0
+        with Display() if follower else make_display(self.json) as display:
+            outcome = spread.run_spread(cell, self.out, ranks, display, self.checkpoint_seconds)
+        if not follower:
+            return [outcome] * len(cells)
+        if outcome.error is not None:
+            print(f"moetta, rank {ranks.rank}: {outcome.error}", file=sys.stderr, flush=True)
+        raise SystemExit(0 if outcome.error is None else 1)  # the first rank shows the results
 
 
 def cell_fields(options: Running) -> dict[str, Any]:
