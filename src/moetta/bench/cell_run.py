@@ -290,7 +290,6 @@ class Session:
             self.meter = self._new_meter()
             log.warning("%s: %s; starting this run anew", self.checkpoint, error)
 
-
     def _catch_up(self, ranks: Ranks) -> None:
         """Take over the state that the first rank resumes from."""
         self.next = ranks.tell(self.next)[0]

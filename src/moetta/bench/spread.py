@@ -7,6 +7,7 @@ results, writes the run's folder and decides when to save; the others need not s
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Generator, Sequence
 from datetime import timedelta
@@ -27,6 +28,7 @@ from moetta.nn.ranks import RankLost, Ranks
 
 TIMEOUT = timedelta(minutes=5)
 """How long a rank waits for another one that is alive but does not answer."""
+log = logging.getLogger("moetta")
 RESUME = "the same command resumes from the last checkpoint"
 
 
@@ -123,6 +125,8 @@ def _run(
     except StopIteration as done:
         return Outcome(done.value)
     except RankLost as lost:
+        if ranks.rank:  # the lost one may be the first, which would say so
+            log.error("%s; %s", lost, RESUME)
         return Outcome(error=f"{lost}; {RESUME}")
     except (ValueError, OSError, RuntimeError, interrupts.Stopped) as error:
         # All ranks have this error: nothing is raised on one alone.

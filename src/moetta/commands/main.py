@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ EXTRAS = {
     "transformers": "hf",
 }
 """Which extra installs a package that the library itself does not need."""
+
+
+PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,10 @@ def main(argv: list[str] | None = None) -> int:
             _call(name, COMMANDS[name], rest)
     except (ValueError, OSError) as error:
         # Expected errors explain themselves; a traceback would hide the explanation.
-        if not _follows():
+        if _follows():
+            # torchrun ends all ranks once one has failed: let the first one finish its sentence.
+            time.sleep(PATIENCE_SECONDS)
+        else:
             print(f"moetta {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -43,7 +42,6 @@ class Running(ComputeOptions):
                 checkpoint_seconds=self.checkpoint_seconds,
             )
 
-
     def _run_spread(self, cells: Sequence[Cell]) -> list[Outcome]:
         cell = spread.check(cells, self.workers)
         ranks = spread.join(cell.device)
@@ -52,9 +50,9 @@ class Running(ComputeOptions):
             outcome = spread.run_spread(cell, self.out, ranks, display, self.checkpoint_seconds)
         if not follower:
             return [outcome] * len(cells)
-        if outcome.error is not None:
-            print(f"moetta, rank {ranks.rank}: {outcome.error}", file=sys.stderr, flush=True)
-        raise SystemExit(0 if outcome.error is None else 1)  # the first rank shows the results
+        if outcome.error is None:
+            raise SystemExit(0)  # the first rank shows the results
+        raise ValueError(outcome.error)
 
 
 def cell_fields(options: Running) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,10 +66,11 @@ class Ranks:
         try:
             operation(*args, group=self.group)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()
+            *_, reason = ["", *str(error).strip().splitlines()]
+            reason = re.sub(r"^\[[^]]*\] *", "", reason).partition(". ")[0]  # its source file
             raise RankLost(
                 f"rank {self.rank} of {self.size} lost contact with another rank, which ended or "
-                f"did not answer in time ({reason[-1][:200] if reason else type(error).__name__})"
+                f"did not answer in time ({reason[:120] or type(error).__name__})"
             ) from error
 
     def exchange(self, x: Tensor, kind: str) -> list[Tensor]:
