@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 from moetta.bench import Cell, run_grid
 
 TESTS = Path(__file__).parents[1]
-CELL = Cell("moetta", "classical", "tiny_models:vit", limit=1205, batch_size=10, threads=1)
+CELL = Cell("moetta", "classical", "tiny_models:vit", limit=605, batch_size=10, threads=1)
 TIMES = ("seconds", "seconds_noadapt")
 
 
@@ -109,7 +109,7 @@ def test_stopped_then_killed_then_finished_by_more_ranks(alone: Path, tmp_path: 
     assert "lost contact" not in said
     assert said.count("moetta run: stopped") == 1
     stopped = step_of(tmp_path)
-    assert 0 < stopped < 121
+    assert 0 < stopped < 61
 
     process = torchrun(tmp_path, 2)
     wait_for_checkpoint(process, tmp_path, stopped)
@@ -121,7 +121,7 @@ def test_stopped_then_killed_then_finished_by_more_ranks(alone: Path, tmp_path: 
     assert "rank 0 of 2 lost contact with another rank" in said
     assert "the same command resumes from the last checkpoint" in said
     killed = step_of(tmp_path)
-    assert stopped < killed < 121
+    assert stopped < killed < 61
 
     process = torchrun(tmp_path, 3, "--json")
     said = ended(process)
