@@ -12,7 +12,7 @@ layers, and the shipped models have too few to spare any.
 2. Candidates run with three seeds, the most accurate first, until two have passed: a rate drops out
    if in any seed its last quarter is below noadapt's.
 3. Of those two, the rate with the higher gain over noadapt wins: its mean over the seeds minus its
-   standard deviation. Nothing else is preferred, low rates neither.
+   standard deviation. Low rates are not preferred.
 4. If no rate passes, 3e-4 and then 1e-4 are added. If still none does, 1e-4 is taken, and the
    settings file says so.
 
@@ -108,8 +108,8 @@ class Choice:
         return statistics.stdev(self.gains) if len(self.gains) > 1 else 0.0
 
     def __str__(self) -> str:
-        seeds = "" if len(self.gains) > 1 else ", one seed"
-        gain = f"{statistics.mean(self.gains):+.2f} ± {self.spread:.2f}" + seeds
+        spread = f" ± {self.spread:.2f}" if len(self.gains) > 1 else ", one seed"
+        gain = f"{statistics.mean(self.gains):+.2f}{spread}"
         return gain if self.passed else f"no rate passed, the lowest is taken: {gain}"
 
 
@@ -160,7 +160,7 @@ def choose(
                 break
         pairs = [p for p in pairwise(accuracy) if min(accuracy[lr] for lr in p) >= floor]
         for lr, higher in sorted(pairs, key=lambda pair: -accuracy[pair[0]]):
-            if holds(lr, first) and holds(higher, first):
+            if holds(higher, first) and holds(lr, first):
                 yield lr
 
     rates: tuple[float, ...] = RATES
@@ -170,7 +170,7 @@ def choose(
         for lr in candidates(rates):
             if all(holds(lr, seed) for seed in seeds):
                 passed.append(Choice(lr, tuple(gain(lr, seed) for seed in seeds)))
-            if len(passed) == 2:
+            if len(passed) == min(2, len(seeds)):  # with one seed, the screening has ranked them
                 break
         if passed:
             return max(passed, key=lambda choice: choice.score)

@@ -13,7 +13,9 @@ from torch import Tensor
 import moetta
 from helpers.models import CLASSES, FAMILIES, VIT, call
 from helpers.trials import METHODS, assert_same, make, portrait
+from moetta.core.functional import entropy
 from moetta.guard import Event, GuardReport
+from moetta.guard.trust import TRUSTED
 
 BATCH = 16
 
@@ -388,16 +390,66 @@ def test_memory_does_not_grow():
     assert len(guard.events) <= 100
 
 
+# --- trust --------------------------------------------------------------------------------------
+
+
+def test_answers_in_doubt_are_the_mean_of_both_models():
+    """Its weight is the trust; every image has been looked at."""
+    guard = guarded()
+    shift = torch.zeros(CLASSES)
+
+    class Shifted(torch.nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            return VIT.shared()(batch) + shift
+
+    guard.reference._model = Shifted()  # a source model that differs as much as is wanted
+    guard(images(0))
+    assert guard.last.guard.weight == 1
+    seen = set()
+    for seed in range(1, 40):
+        shift[:] = 4 * torch.randn(CLASSES, generator=torch.manual_seed(seed))
+        with torch.no_grad():
+            source = VIT.shared()(images(seed)) + shift
+        with guard.adapter.paused():
+            adapted = guard.adapter(images(seed))
+        logits = guard(images(seed))
+        if guard.last.guard.event is not None:
+            break
+        weight = guard.last.guard.weight
+        seen.add(weight < 1)
+        if weight < 1:
+            assert weight == guard.watch.trust < TRUSTED
+            mean = weight * adapted.softmax(-1) + (1 - weight) * source.softmax(-1)
+            torch.testing.assert_close(logits.exp(), mean)
+            assert_same(guard.last.entropy, entropy(logits))
+        else:
+            torch.testing.assert_close(logits, adapted)
+    assert True in seen
+
+
+def test_a_state_in_doubt_is_not_kept_as_good():
+    guard = guarded()
+    guard(images(0))
+    for trusted in (False, True):
+        guard.watch.clear()
+        guard.looks_since_good = 8
+        if not trusted:  # as after overruling answers of all degrees of confidence
+            guard.watch.overruled.sums = torch.tensor([900.0, 1000.0, 900.0, 1000.0]).double()
+        assert guard.watch.calm
+        assert (guard.watch.trust >= TRUSTED) == trusted
+        guard._keep_if_good()
+        assert guard.good_is_source != trusted
+
+
 # --- a hostile stream ---------------------------------------------------------------------------
 
 
-def test_twenty_times_the_rate_on_the_embedded_stream():
+def test_a_rate_far_too_high_on_the_embedded_stream():
     """Plain Tent loses; guarded, it loses no more than until the alarm."""
     from moetta import zoo
     from moetta.data import embedded
 
-    settings = zoo.tuned("digits-vit", "tent")
-    settings["lr"] *= 20
+    settings = {"lr": 60 * zoo.tuned("digits-vit", "tent")["lr"]}
     model = zoo.load("digits-vit")
     plain = moetta.adapt(model, "tent", **settings)
     guard = moetta.Guard(moetta.adapt(model, "tent", **settings))

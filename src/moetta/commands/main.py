@@ -21,6 +21,7 @@ from moetta.suggest import nearest
 EXTRAS = {
     **dict.fromkeys(("matplotlib", "polars", "scipy", "sklearn"), "bench"),
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve"),
+    "ray": "ray",
     "transformers": "hf",
 }
 """Which extra installs a package that the library itself does not need."""
