@@ -138,7 +138,6 @@ def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path
         hosts.restore()
         out, err = process.communicate(timeout=LONG)
     assert process.returncode == 0, err
-    assert "its worker was lost" in err  # the second host was running a cell
     events += [json.loads(line) for line in out.splitlines()]
     ends = [event for event in events if event["event"] == "end"]
     assert len(ends) == len(cells) == len({event["folder"] for event in ends})
