@@ -18,6 +18,7 @@ from moetta.guard import Event, GuardReport
 from moetta.guard.trust import TRUSTED
 
 BATCH = 16
+LR = 1e-4  # so low that a run of some dozen batches is a healthy one
 
 
 def images(seed: int, size: int = BATCH) -> Tensor:
@@ -26,7 +27,7 @@ def images(seed: int, size: int = BATCH) -> Tensor:
 
 def guarded(method: str = "tent", **options) -> moetta.Guard:
     options = {"cooldown": 2 * BATCH, **options}
-    return moetta.Guard(make(method, lr=1e-3) if method != "noadapt" else make(method), **options)
+    return moetta.Guard(make(method, lr=LR) if method != "noadapt" else make(method), **options)
 
 
 def spoil(guard: moetta.Guard, size: float = 50.0) -> None:
@@ -234,7 +235,7 @@ def test_trouble_while_holding_goes_to_the_source_model():
     assert guard.mode == "source"
     assert_same(
         {k: v for k, v in guard.adapter.state_dict().items() if k.startswith("param.")},
-        {k: v for k, v in make("tent", lr=1e-3).state_dict().items() if k.startswith("param.")},
+        {k: v for k, v in make("tent", lr=LR).state_dict().items() if k.startswith("param.")},
     )
 
 
@@ -252,7 +253,7 @@ def test_each_trouble_waits_longer_and_learns_slower():
 
 
 def test_a_lower_rate_is_a_lower_learning_rate():
-    guard, slow = guarded(), make("tent", lr=1e-3 / 4)
+    guard, slow = guarded(), make("tent", lr=LR / 4)
     guard.recovery.level = 1
     for seed in range(3):
         guard(images(seed))
@@ -386,7 +387,7 @@ def test_memory_does_not_grow():
                 spoil(guard)
             guard(images(100 * round_ + seed))
         sizes.append({k: v.shape for k, v in guard.state_dict().items() if k != "guard.events"})
-    assert sizes[1] == sizes[2]
+    assert sizes[2].items() <= sizes[1].items()  # a reset leaves no optimiser state
     assert len(guard.events) <= 100
 
 
