@@ -215,7 +215,9 @@ def throughput(options: argparse.Namespace, common: list[str], files: list[bytes
     servers = {name: Server(*common, *given) for name, given in VARIANTS.items()}
     ready = ", ".join(f"{name} {s.seconds_to_ready:.1f} s" for name, s in servers.items())
     print("time to ready:", ready)
-    print("| clients | method | req/s | p50 ms | its best turn | p95 | p99 | CPU ms | learnt from |")
+    print(
+        "| clients | method | req/s | p50 ms | its best turn | p95 | p99 | CPU ms | learnt from |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     said: list[str] = []
     for clients in options.clients:
