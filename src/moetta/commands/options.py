@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from moetta.bench import spread
 from moetta.bench.backends import Backend, make_backend
 from moetta.bench.cell import Cell, CellOptions, ComputeOptions
 from moetta.bench.grid import run_grid
 from moetta.bench.progress import Outcome
-from moetta.commands.display import make_display
+from moetta.commands.display import Display, make_display
 from moetta.methods import list_methods
 from moetta.paper.published import METHODS as PAPER_METHODS
 
@@ -82,10 +83,28 @@ class Running(ComputeOptions):
         return None if self.ray == HERE else self.ray
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
-        """Run cells and show their progress."""
+        """Run cells and show their progress; under torchrun, one cell on all ranks."""
+        if spread.launched() > 1:
+            return self._run_spread(cells)
         backend = self.backend()
         with make_display(self.json) as display:
             return run_grid(cells, self.out, listener=display, backend=backend)
+
+    def _run_spread(self, cells: Sequence[Cell]) -> list[Outcome]:
+        if self.ray is not None:
+            raise ValueError(
+                "--ray spreads a grid of runs, torchrun the batches of one run: use one of the two"
+            )
+        cell = spread.check(cells, self.workers)
+        ranks = spread.join(cell.device)
+        follower = ranks.rank > 0
+        with Display() if follower else make_display(self.json) as display:
+            outcome = spread.run_spread(cell, self.out, ranks, display, self.checkpoint_seconds)
+        if not follower:
+            return [outcome] * len(cells)
+        if outcome.error is None:
+            raise SystemExit(0)  # the first rank shows the results
+        raise ValueError(outcome.error)
 
 
 def cell_fields(options: Running) -> dict[str, Any]:
