@@ -215,8 +215,10 @@ def throughput(options: argparse.Namespace, common: list[str], files: list[bytes
     servers = {name: Server(*common, *given) for name, given in VARIANTS.items()}
     ready = ", ".join(f"{name} {s.seconds_to_ready:.1f} s" for name, s in servers.items())
     print("time to ready:", ready)
-    print("| clients | method | req/s | p50 ms | p95 ms | p99 ms | CPU ms | learnt from |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| clients | method | req/s | p50 ms | its best turn | p95 | p99 | CPU ms | learnt from |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     said: list[str] = []
     for clients in options.clients:
         for server in servers.values():
@@ -227,9 +229,10 @@ def throughput(options: argparse.Namespace, common: list[str], files: list[bytes
                 rows[name].append(turn(server, script, clients, options.seconds))
         for name, found in rows.items():
             m = Measured(*map(statistics.median, zip(*map(astuple, found), strict=True)))
+            best = min(row.p50 for row in found)  # the turn least disturbed by other work
             print(
-                f"| {clients} | {name} | {m.rate:.1f} | {m.p50:.1f} | {m.p95:.1f} | {m.p99:.1f} | "
-                f"{m.cpu:.2f} | {m.learnt:.0%} |",
+                f"| {clients} | {name} | {m.rate:.1f} | {m.p50:.1f} | {best:.1f} | {m.p95:.1f} | "
+                f"{m.p99:.1f} | {m.cpu:.2f} | {m.learnt:.0%} |",
                 flush=True,
             )
             if name != "noadapt":

@@ -17,11 +17,11 @@ layers, and the shipped models have too few to spare any.
    settings file says so.
 
 Trials are kept in a file: an interrupted search continues where it stopped, and several processes
-may share the work. The choices are written to ``src/moetta/zoo/tuned.toml``.
+may share the work. The choices for the models named are written to ``src/moetta/zoo/tuned.toml``.
 
     python benchmarks/tune.py --models digits-vit digits-convnext
     python benchmarks/tune.py --models cifar-vit cifar-convnext --data FOLDER_WITH_CIFAR10
-    python benchmarks/tune.py --no-search
+    python benchmarks/tune.py --no-search --models digits-vit
 """
 
 from __future__ import annotations
@@ -370,12 +370,14 @@ def table(options: Tune, model: str, methods: list[str]) -> str:
 
 
 def write(options: Tune, methods: list[str]) -> None:
-    """Write the choices; what is not decided yet keeps its present settings."""
+    """Write the choices for the models of the options; all else keeps its present settings."""
     present = tomllib.loads(options.toml.read_text()) if options.toml.exists() else {}
     text = HEADER
     for model in zoo.available():
-        choices, none = decided(options, model, methods), baseline(options, model)
-        if none is not None:
+        choices, none = dict[str, Choice](), baseline(options, model)
+        if model in options.models:
+            choices = decided(options, model, methods)
+        if choices and none is not None:
             mean = statistics.mean(t["accuracy"] for t in none.values())
             images = none[SEEDS[0]]["samples"]
             text += f"# {model}: noadapt {mean:.2f} % on {images:,} images, {len(none)} seeds.\n"

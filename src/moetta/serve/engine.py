@@ -24,7 +24,7 @@ from moetta.serve import decode
 from moetta.serve.answer import Answer, NotFinite
 from moetta.serve.classifier import Classifier
 from moetta.serve.jobs import Batch, Job, JobQueue, deliver
-from moetta.serve.metrics import Metrics
+from moetta.serve.metrics import START_OVER, Metrics
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
 from moetta.serve.tenant import DEFAULT, Tenant
@@ -185,7 +185,7 @@ class Engine:
         tenant.answering.reset()
         tenant.clear_pool()
         tenant.unsaved += 1
-        self.metrics.guard.labels("start over").inc()
+        self.metrics.guard.labels(START_OVER).inc()
 
     def _learning(self, tenant: Tenant, images: int) -> str:
         """Whether a batch is learnt from, in one word; `why` gets it in several."""
