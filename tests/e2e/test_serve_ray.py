@@ -34,13 +34,21 @@ OPTIONS = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_token() -> Iterator[None]:
+    """Ray would write one into the home folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Running]:
+def server(no_token: None, folder: Path) -> Iterator[Running]:
     with Running(Path("merged"), "--state-folder", str(folder), *OPTIONS, wait=400) as found:
         yield found
 

@@ -153,7 +153,7 @@ class Serve:
     """With --ray: CPUs to reserve for a replica; with --device cuda it also gets a GPU."""
     max_queued: int | None = None
     """With --ray: requests that may wait for a replica; by default the same as --max-queue."""
-    merge_every: int = 16
+    merge_every: int = 4
     """With --state merged: updates of a stream on one replica between two merges."""
     ray_name: str = "moetta"
     """With --ray: name of the application on the cluster."""

@@ -85,6 +85,7 @@ class Deployment:
         self.plan = plan
         self._apps: list[str] = []
         self._keeper: Any = None
+        self._served_before = True
 
     # --- connecting -----------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Deployment:
         options: dict[str, Any] = {
             "namespace": NAMESPACE,
             "log_to_driver": True,
-            "logging_level": logging.WARNING,
+            "logging_level": logging.ERROR,
         }
         if address is None:
             cpus = max(os.cpu_count() or 1, int(self.cluster.most * self.cluster.cpus) + 1)
@@ -133,7 +134,8 @@ class Deployment:
         except (ConnectionError, OSError) as error:
             raise ValueError(
                 f"there is no Ray cluster at {address}: {_short(error)}; start one with `ray start "
-                "--head`, or leave the address out"
+                "--head`, or leave the address out. If that cluster asks for a token, set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
             ) from None
         self._check_nodes()
 
@@ -177,8 +179,8 @@ class Deployment:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         plan, cluster = self.plan, self.cluster
-        if cluster.address is None:
-            serve.start(proxy_location="Disabled")
+        self._served_before = _serve_runs()
+        serve.start(proxy_location="Disabled")  # a Serve that runs already stays as it is
         self._make_way()
         settings = plan.settings
         here = ray.get_runtime_context().get_node_id()
@@ -314,6 +316,8 @@ class Deployment:
                     log.error("application %s could not be removed: %s", name, _short(error))
             if self._keeper is not None:
                 ray.kill(self._keeper)
+            if not self._served_before and self._apps and not serve.status().applications:
+                serve.shutdown()  # type: ignore[no-untyped-call]
         self._apps = []
         ray.shutdown()
 
@@ -340,6 +344,14 @@ def _apart() -> Iterator[None]:
 def _ours(app: str, name: str) -> bool:
     rest = app.removeprefix(f"{name}-")
     return app == name or (rest != app and rest.isdecimal())
+
+
+def _serve_runs() -> bool:
+    """Whether someone has started Ray Serve on the cluster."""
+    from ray.util import list_named_actors
+
+    actors = list_named_actors(all_namespaces=True)
+    return any(actor["namespace"] == "serve" for actor in actors)
 
 
 def _version_here() -> str:
