@@ -43,7 +43,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,6 +71,8 @@ class Options:
     streams: tuple[str, ...] = DIGITS
     models: tuple[str, ...] = ("digits-vit", "digits-convnext", "cifar-vit", "cifar-convnext")
     methods: tuple[str, ...] = METHODS
+    kinds: tuple[Literal["plain", "guarded"], ...] = ("plain", "guarded")
+    """Run only one of these, for example the guarded rows after a change of the guard."""
     seed: int = 42
     data: Path | None = None
     """The folder of CIFAR-10, for its models."""
@@ -273,6 +275,7 @@ def wanted(options: Options) -> list[Run]:
         if model.startswith("cifar") == (stream in CIFAR)
         for method in options.methods
         for guarded in ((False,) if method == "noadapt" else (False, True))
+        if ("guarded" if guarded else "plain") in options.kinds
     ]
     shared = (
         replace(r, stream=same_images(r.stream)) if r.method == "noadapt" else r for r in runs

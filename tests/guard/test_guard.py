@@ -13,7 +13,9 @@ from torch import Tensor
 import moetta
 from helpers.models import CLASSES, FAMILIES, VIT, call
 from helpers.trials import METHODS, assert_same, make, portrait
+from moetta.core.functional import entropy
 from moetta.guard import Event, GuardReport
+from moetta.guard.trust import TRUSTED
 
 BATCH = 16
 
@@ -386,6 +388,58 @@ def test_memory_does_not_grow():
         sizes.append({k: v.shape for k, v in guard.state_dict().items() if k != "guard.events"})
     assert sizes[1] == sizes[2]
     assert len(guard.events) <= 100
+
+
+# --- trust --------------------------------------------------------------------------------------
+
+
+def test_answers_in_doubt_are_the_mean_of_both_models():
+    """Its weight is the trust; every image has been looked at."""
+    guard = guarded()
+    shift = torch.zeros(CLASSES)
+
+    class Shifted(torch.nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            return VIT.shared()(batch) + shift
+
+    guard.reference._model = Shifted()  # a source model that differs as much as is wanted
+    guard(images(0))
+    assert guard.last.guard.weight == 1
+    seen = set()
+    for seed in range(1, 40):
+        shift[:] = 4 * torch.randn(CLASSES, generator=torch.manual_seed(seed))
+        with torch.no_grad():
+            source = VIT.shared()(images(seed)) + shift
+        with guard.adapter.paused():
+            adapted = guard.adapter(images(seed))
+        logits = guard(images(seed))
+        if guard.last.guard.event is not None:
+            break
+        weight = guard.last.guard.weight
+        seen.add(weight < 1)
+        if weight < 1:
+            assert weight == guard.watch.trust < TRUSTED
+            mean = weight * adapted.softmax(-1) + (1 - weight) * source.softmax(-1)
+            torch.testing.assert_close(logits.exp(), mean)
+            assert_same(guard.last.entropy, entropy(logits))
+        else:
+            torch.testing.assert_close(logits, adapted)
+    assert True in seen
+
+
+def test_a_state_in_doubt_is_not_kept_as_good():
+    guard = guarded()
+    for trusted in (True, False):
+        guard.reset()
+        for seed in range(7):
+            guard(images(seed))
+        if not trusted:  # as after overruling answers of all degrees of confidence
+            guard.watch.overruled.sums = torch.tensor([900.0, 1000.0, 900.0, 1000.0]).double()
+        guard(images(7))
+        guard(images(8))
+        assert guard.watch.calm
+        assert (guard.watch.trust >= TRUSTED) == trusted
+        assert guard.good_is_source != trusted
 
 
 # --- a hostile stream ---------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def run_cell(
     root: Path,
     checkpoint_seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
+    patience: float | None = None,
 ) -> Generator[Progress, None, Path]:
     """Run a cell, or what is left of it; yields after every batch and returns its folder.
 
@@ -49,6 +50,7 @@ def run_cell(
         root: folder of the results.
         checkpoint_seconds: how many seconds of work a killed process may lose.
         stop: asked while source images are read; after the first batch, close the generator.
+        patience: how many seconds to wait for another process that runs the same cell.
 
     Raises:
         Stopped: ``stop`` said yes.
@@ -69,7 +71,7 @@ def run_cell(
     folder = root / prepared.key
     if not is_finished(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with locked(folder, patience, stop):
             if not is_finished(folder):  # by a process that held the lock before
                 yield from _Session(prepared, folder, stop).run(checkpoint_seconds)
     return folder

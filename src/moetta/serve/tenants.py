@@ -19,6 +19,7 @@ from torch import Tensor
 
 from moetta.core.adapter import Adapter
 from moetta.core.step_report import StepReport
+from moetta.files import write_atomically
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
 from moetta.serve.snapshots import Snapshot, Snapshots
@@ -273,10 +274,10 @@ class Tenants:
         # What is learnt while the file is written counts as unsaved; after a failure, all of it.
         before, tenant.unsaved = tenant.unsaved, 0
         try:
-            new = not tenant.snapshots.folder.is_dir()
             snapshot = tenant.snapshots.save(tenant.answering.save)
-            if new:
-                (tenant.snapshots.folder / "name").write_text(tenant.name)
+            name = tenant.snapshots.folder / "name"
+            if not name.is_file():
+                write_atomically(name, tenant.name.encode())
         except OSError as error:
             # Not at once again: the disk will hardly be better at the next update.
             tenant.unsaved = max(1, before // 2)
