@@ -6,6 +6,7 @@ The tests share one service and run in order: the last one stops it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -297,6 +298,9 @@ def test_sigterm_drains_saves_and_leaves_no_process(server: Running, folder: Pat
     answered = answers_so_far(server)
     with Load(server) as load:
         time.sleep(1)
+        for pid in family:  # as supervisors do, to all processes of a service
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         assert server.stop(120) == 0
     assert "the state is saved" in server.log
     assert load.statuses[200] > 0

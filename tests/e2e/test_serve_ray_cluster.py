@@ -47,7 +47,7 @@ class Cluster:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         give_up = time.monotonic() + 120
-        while "ray.init" not in self.said and time.monotonic() < give_up:
+        while "runtime started" not in self.said.lower() and time.monotonic() < give_up:
             assert self.process.poll() is None, self.said
             time.sleep(0.5)
 

@@ -210,7 +210,7 @@ def test_merging_after_every_update_is_what_one_server_does(
     moved = 0.0
     for name, value in server.trained.items():
         assert torch.allclose(base[f"param.{name}"], value, rtol=1e-4, atol=1e-6), name
-        moved = max(moved, float((value - server._initial[f"param.{name}"]).abs().max()))
+        moved = max(moved, float((value.detach() - server._initial[f"param.{name}"]).abs().max()))
     assert moved > 1e-4
 
 

@@ -50,15 +50,7 @@ class _Method:
     def remote(self, *args: Any) -> Any:
         found: Future[Any] = Future()
         found.set_result(self._function(*args))
-        return asyncio.wrap_future(found) if _in_loop() else found
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        return found
 
 
 class Replica:
@@ -140,7 +132,7 @@ def test_learning_goes_on_while_the_merge_is_made() -> None:
 def test_a_guard_that_took_learning_back_keeps_it_out_of_the_merge() -> None:
     replica = Replica(guarded=True)
     replica.learn(2)
-    replica.tenant.answering.mode = "source"  # type: ignore[attr-defined]
+    replica.tenant.answering.recovery.trouble(False)  # type: ignore[attr-defined]
     replica.learn()
     assert replica.merging._take(DEFAULT, 1) is None
     before = replica.tenant.adapter.state_dict()
@@ -149,7 +141,7 @@ def test_a_guard_that_took_learning_back_keeps_it_out_of_the_merge() -> None:
     assert replica.merging._progress[DEFAULT].version == STALE
     key = next(k for k in before if k.startswith("param."))
     assert torch.equal(replica.tenant.adapter.state_dict()[key], before[key])
-    replica.tenant.answering.mode = "adapt"  # type: ignore[attr-defined]
+    replica.tenant.answering.recovery.mode = "adapt"  # type: ignore[attr-defined]
     replica.merging._adopt(DEFAULT, 3, merged, False)
     assert torch.equal(replica.tenant.adapter.state_dict()[key], merged[key])
 
@@ -157,7 +149,7 @@ def test_a_guard_that_took_learning_back_keeps_it_out_of_the_merge() -> None:
 def test_an_admins_state_is_taken_whatever_the_guard_says() -> None:
     replica = Replica(guarded=True)
     replica.learn(2)
-    replica.tenant.answering.mode = "source"  # type: ignore[attr-defined]
+    replica.tenant.answering.recovery.trouble(False)  # type: ignore[attr-defined]
     initial = replica.merging.introduction()["initial"]
     replica.merging._adopt(DEFAULT, 9, initial, True)
     assert replica.tenant.answering.mode == "adapt"  # type: ignore[attr-defined]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +24,8 @@ log = logging.getLogger("moetta.serve")
 T = TypeVar("T")
 CONNECT = 30.0
 """Seconds in which a cluster must answer."""
+NODES = 120.0
+"""Seconds in which each of its nodes must run a first task, for which it starts a process."""
 STORE = 100_000_000
 """Bytes of the object store of a Ray of our own; images travel with the calls, not through it."""
 
@@ -109,7 +111,7 @@ class Deployment:
         }
         if address is None:
             cpus = max(os.cpu_count() or 1, int(self.cluster.most * self.cluster.cpus) + 1)
-            with _apart():
+            with _deaf():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -142,6 +144,7 @@ class Deployment:
     def _check_nodes(self) -> None:
         """Refuse a cluster whose nodes have another moetta."""
         import ray
+        from ray.exceptions import GetTimeoutError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         task = ray.remote(num_cpus=0, max_retries=0)(_version_here)
@@ -154,7 +157,11 @@ class Deployment:
         }
         for node, reference in asked.items():
             try:
-                found = ray.get(reference, timeout=CONNECT)
+                found = ray.get(reference, timeout=NODES)
+            except GetTimeoutError:
+                raise ValueError(
+                    f"node {nodes[node]} ran nothing within {NODES:g} s; is it overloaded?"
+                ) from None
             except Exception as error:
                 raise ValueError(
                     f"node {nodes[node]} cannot run moetta: {_short(error)}; install 'moetta[ray,"
@@ -243,7 +250,7 @@ class Deployment:
             "max_ongoing_requests": settings.max_queue,
             "max_queued_requests": self.cluster.max_queued,
             "health_check_period_s": 5.0,
-            "health_check_timeout_s": 30.0,
+            "health_check_timeout_s": 10.0,
             "graceful_shutdown_timeout_s": settings.queue_timeout + 20.0,
             "user_config": {"start": True},
         }
@@ -323,22 +330,23 @@ class Deployment:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Within the block, processes start in a group of their own.
+def _deaf() -> Iterator[None]:
+    """Processes that start within the block do not hear SIGTERM.
 
-    A signal to our group (Ctrl-C, timeout(1)) would end Ray while replicas are still to save.
+    Supervisors send it to all processes of a service, but Ray has to live until the replicas have
+    saved. Ray also installs a handler, which would replace ours.
     """
-    before, us = os.getpgrp(), os.getpid()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as holder:
-        try:
-            os.setpgid(0, holder.pid)
-        except OSError:  # the leader of a session stays where it is
-            yield
-            return
-        try:
-            yield
-        finally:
-            os.setpgid(0, 0 if before == us else before)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ours(app: str, name: str) -> bool:
