@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from serve.processes import below, process_of
 from serve.running import Running
 from serve.small_service import picture
 
@@ -44,7 +45,12 @@ class Cluster:
             ],
             stdout=self.log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "RAY_worker_niceness": "0",
+                "OMP_NUM_THREADS": "1",
+            },
         )
         give_up = time.monotonic() + 120
         while "runtime started" not in self.said.lower() and time.monotonic() < give_up:
@@ -58,18 +64,8 @@ class Cluster:
 
     def replicas(self) -> dict[str, int]:
         """Process ids of the replicas, by application."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                where = (entry / "environ").read_bytes().decode("utf-8", "replace")
-            except OSError:
-                continue
-            if command.startswith("ray::ServeReplica:moetta") and self.folder in where:
-                found[command.split(":")[3]] = int(entry.name)
-        return found
+        found = process_of("ray::ServeReplica:moetta", below(self.process.pid))
+        return {command.split(":")[3]: pid for pid, command in found.items()}
 
     def stop(self) -> None:
         self.process.terminate()

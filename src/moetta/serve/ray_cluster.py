@@ -118,8 +118,9 @@ class Deployment:
                     include_dashboard=False,
                     object_store_memory=STORE,
                     _node_ip_address="127.0.0.1",
-                    # Its exporter listens on every address; /metrics has what matters.
-                    _system_config={"enable_metrics_collection": False},
+                    # Its exporter listens on every address, and /metrics has what matters. Workers
+                    # would run at nice 15, which is not for a service.
+                    _system_config={"enable_metrics_collection": False, "worker_niceness": 0},
                     **options,
                 )
             return
@@ -147,7 +148,12 @@ class Deployment:
         from ray.exceptions import GetTimeoutError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task = ray.remote(num_cpus=0, max_retries=0)(_version_here)
+        def version() -> str:  # in here, so that it travels by value and imports little
+            import moetta
+
+            return moetta.__version__
+
+        task = ray.remote(num_cpus=0, max_retries=0)(version)
         nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
         asked = {
             node: task.options(
@@ -360,12 +366,6 @@ def _serve_runs() -> bool:
 
     actors = list_named_actors(all_namespaces=True)
     return any(actor["namespace"] == "serve" for actor in actors)
-
-
-def _version_here() -> str:
-    from moetta import __version__ as found
-
-    return found
 
 
 def _reachable(address: str) -> None:
