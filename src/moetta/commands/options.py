@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from moetta.bench import spread
 from moetta.bench.backends import Backend, make_backend
 from moetta.bench.cell import Cell, CellOptions, ComputeOptions
 from moetta.bench.grid import run_grid
 from moetta.bench.progress import Outcome
-from moetta.commands.display import make_display
+from moetta.commands.display import Display, make_display
 from moetta.commands.ray_option import HERE, RayAddress
 from moetta.methods import list_methods
 from moetta.paper.published import METHODS as PAPER_METHODS
@@ -67,10 +70,31 @@ class Running(ComputeOptions):
         return None if self.ray == HERE else self.ray
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
-        """Run cells and show their progress."""
+        """Run cells and show their progress; under torchrun, one cell on all ranks."""
+        if spread.launched() > 1:
+            return self._run_spread(cells)
         backend = self.backend()
         with make_display(self.json) as display:
             return run_grid(cells, self.out, listener=display, backend=backend)
+
+    def _run_spread(self, cells: Sequence[Cell]) -> list[Outcome]:
+        if self.ray is not None:
+            raise ValueError(
+                "--ray spreads a grid of runs, torchrun the batches of one run: use one of the two"
+            )
+        cell = spread.check(cells, self.workers)
+        ranks = spread.join(cell.device)
+        follower = ranks.rank > 0
+        if follower:  # the first rank says the same
+            warnings.simplefilter("ignore")
+            logging.getLogger("moetta").setLevel(logging.ERROR)
+        with Display() if follower else make_display(self.json) as display:
+            outcome = spread.run_spread(cell, self.out, ranks, display, self.checkpoint_seconds)
+        if not follower:
+            return [outcome] * len(cells)
+        if outcome.error is None:
+            raise SystemExit(0)  # the first rank shows the results
+        raise ValueError(outcome.error)
 
 
 def cell_fields(options: Running) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from moetta.data.catalogue import SMALL_SETS
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.guard import Guard
 from moetta.serve import Classifier, Settings, create_app, run
-from moetta.serve.tenants import Answering, Build
+from moetta.serve.tenant import Answering, Build
 from moetta.zoo.by_name import load_model
 
 if TYPE_CHECKING:

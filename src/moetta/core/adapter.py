@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import threading
 import warnings
@@ -294,15 +295,22 @@ class Adapter(Generic[C]):
         self.ranks = ranks
         self.check_ranks()
 
+    @classmethod
+    def steps_alone(cls) -> str | None:
+        """Why this method may not step as one with other ranks, or None."""
+        stepping = next(kind for kind in cls.__mro__ if "learn" in vars(kind))
+        if stepping is Adapter or vars(stepping).get("over_ranks"):
+            return None
+        return (
+            f"{stepping.__name__} defines learn(), which may look at this rank's part only; if "
+            "all it uses is inputs.logits(), inputs.whole() and self.gradients(), say so with "
+            "over_ranks = True in the class"
+        )
+
     def _one_process(self) -> str | None:
         """Why this adapter cannot share a batch with others, or None."""
-        stepping = next(kind for kind in type(self).__mro__ if "learn" in vars(kind))
-        if stepping is not Adapter and not vars(stepping).get("over_ranks"):
-            return (
-                f"{stepping.__name__} defines learn(), which may look at this rank's part only; if "
-                "all it uses is inputs.logits(), inputs.whole() and self.gradients(), say so with "
-                "over_ranks = True in the class"
-            )
+        if why := self.steps_alone():
+            return why
         if alone := own_statistics(self.network):
             return (
                 f"the BatchNorm {alone!r} has no source statistics; each rank would normalise by "
@@ -419,7 +427,8 @@ class Adapter(Generic[C]):
             torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)
         ]
         if self.ranks is not None:
-            grads = self.ranks.mean(grads, loss)
+            grads, mean = self.ranks.mean(grads, loss)
+            finite = math.isfinite(mean)
         total = torch.nn.utils.get_total_norm(grads)
         return grads if finite and torch.isfinite(total) else None
 

@@ -189,8 +189,11 @@ def _one_row(tensor: Tensor) -> Tensor:
     """A row that a rank without samples forwards; what comes out of it is dropped."""
     if not tensor.dim() or len(tensor):
         return tensor
-    like = tensor.new_zeros if tensor.is_floating_point() else tensor.new_ones
-    return like((1, *tensor.shape[1:]))
+    shape = (1, *tensor.shape[1:])
+    if not tensor.is_floating_point():
+        return tensor.new_ones(shape)
+    # Not zeros: a model may divide by the deviation of an image.
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(tensor)
 
 
 def _check_finite(tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ from moetta.guard.trust import Trust, confidence_in_doubt
 # both shipped ViTs on their classical streams. A factor of 2 is allowed.
 OVERCONFIDENCE = 2.0
 # Columns of a pending row.
-SOURCE, COMPARED, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(6)
+SOURCE, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(5)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Watch:
         # Made when the number of classes is known.
         self.frequencies: Frequencies | None = None
         self.overruled: Trust | None = None
-        self.pending = torch.zeros(0, 6, dtype=torch.float64)
+        self.pending = torch.zeros(0, 5, dtype=torch.float64)
         self.looks = 0
         self.last: Look | None = None
 
@@ -94,13 +94,10 @@ class Watch:
         if self.frequencies is None or self.overruled is None:
             self.frequencies = Frequencies(source_logits.shape[1])
             self.overruled = Trust(source_logits.shape[1])
-        source, adapted = source_logits.argmax(-1), adapted_logits.argmax(-1)
-        excused = self.frequencies.excused(source_logits, adapted)
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
         rows = (
-            source,
-            torch.where(excused, adapted, source),
-            adapted,
+            source_logits.argmax(-1),
+            adapted_logits.argmax(-1),
             entropy(adapted_logits),
             entropy(source_logits),
             doubt,
@@ -115,19 +112,19 @@ class Watch:
         return None
 
     def _look(self, rows: Tensor, frequencies: Frequencies, overruled: Trust) -> None:
-        source, compared, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
+        source, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
         means = rows.mean(0)
-        differ = compared != adapted
+        differ = source != adapted
         sure = 1 - rows[:, DOUBT]
         look = Look(
-            agreement=float((source == adapted).double().mean()),
+            agreement=1 - float(differ.double().mean()),
             overruled=float(sure[differ].mean()) if differ.any() else 0.0,
             doubt=float(means[DOUBT]),
-            concentration=frequencies.concentration(compared, adapted),
+            concentration=frequencies.concentration(source, adapted),
             entropy=float(means[ENTROPY]),
             source_entropy=float(means[SOURCE_ENTROPY]),
         )
-        frequencies.add(source, compared, adapted)
+        frequencies.add(source, adapted)
         overruled.add(sure, differ)
         classes = frequencies.counts.shape[1]
         largest = math.log(classes)
@@ -155,7 +152,7 @@ class Watch:
         if self.frequencies is not None:
             counts = self.frequencies.counts
             # The source model's frequencies still hold; the replaced model's are set to them.
-            self.frequencies.counts = counts[:1].repeat(3, 1)
+            self.frequencies.counts = counts[:1].repeat(2, 1)
         if self.overruled is not None:
             self.overruled = Trust(self.overruled.classes)
         self.pending = self.pending[:0].clone()

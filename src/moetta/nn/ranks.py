@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,10 +66,11 @@ class Ranks:
         try:
             operation(*args, group=self.group)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()
+            *_, reason = ["", *str(error).strip().splitlines()]
+            reason = re.sub(r"^\[[^]]*\] *", "", reason).partition(". ")[0]  # its source file
             raise RankLost(
                 f"rank {self.rank} of {self.size} lost contact with another rank, which ended or "
-                f"did not answer in time ({reason[-1][:200] if reason else type(error).__name__})"
+                f"did not answer in time ({reason[:120] or type(error).__name__})"
             ) from error
 
     def exchange(self, x: Tensor, kind: str) -> list[Tensor]:
@@ -139,25 +141,27 @@ class Ranks:
             whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return self.summed(whole, "control").cpu().numpy().tobytes() if size else b""
 
-    def mean(self, tensors: Sequence[Tensor], loss: Tensor) -> list[Tensor]:
-        """The mean of every tensor over the ranks, in one exchange.
+    def mean(self, tensors: Sequence[Tensor], loss: Tensor) -> tuple[list[Tensor], float]:
+        """The mean of every tensor and of the loss over the ranks, in one exchange.
 
         Raises:
             RanksDiffer: the ranks do not mean the same loss.
         """
         wide = any(t.dtype == torch.float64 for t in tensors)
         dtype = torch.float64 if wide else torch.float32
-        pieces = [t.detach().reshape(-1).to(dtype) for t in (*tensors, loss)]
+        own = loss.detach()
+        pieces = [t.detach().reshape(-1).to(dtype) for t in (*tensors, own, own.square())]
         flat = self.summed(torch.cat(pieces), "gradients") / self.size
-        mean, own = float(flat[-1]), float(loss)
-        if math.isfinite(own) and not abs(mean - own) <= 1e-4 * max(1.0, abs(own)):
+        mean, square = flat[-2:].tolist()
+        if math.sqrt(max(0.0, square - mean * mean)) > 2e-3 * max(1.0, abs(mean)):
             raise RanksDiffer(
-                f"rank {self.rank} found the loss {own:.6g}, all ranks together {mean:.6g}: the "
-                "method's objective must come from the whole batch (inputs.logits() and "
-                "inputs.whole() give it), not from this rank's part"
+                f"rank {self.rank} found the loss {float(own):.6g}, all ranks on average "
+                f"{mean:.6g}: the method's objective must come from the whole batch "
+                "(inputs.logits() and inputs.whole() give it), not from this rank's part"
             )
-        split = flat[:-1].split([t.numel() for t in tensors])
-        return [s.view_as(t).to(t.dtype) for s, t in zip(split, tensors, strict=True)]
+        split = flat[:-2].split([t.numel() for t in tensors])
+        found = [s.view_as(t).to(t.dtype) for s, t in zip(split, tensors, strict=True)]
+        return found, mean
 
     def compare(self, tensors: dict[str, Tensor]) -> None:
         """Check that all ranks hold the same tensors, by their sums.

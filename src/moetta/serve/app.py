@@ -28,7 +28,7 @@ from moetta.serve.openapi import StreamId
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.service import Service
 from moetta.serve.settings import Settings
-from moetta.serve.tenants import Build, tenant_name
+from moetta.serve.tenant import Build, tenant_name
 
 PAGE = {
     "/": ("index.html", "text/html"),

@@ -29,7 +29,7 @@ from moetta.serve.metrics import SECONDS
 from moetta.serve.ray_replica import Call, Policy, Reply
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.settings import Settings
-from moetta.serve.tenants import tenant_name
+from moetta.serve.tenant import tenant_name
 
 log = logging.getLogger("moetta.serve")
 COMPUTE = 15.0

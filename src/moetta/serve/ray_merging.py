@@ -14,7 +14,7 @@ from moetta.core.adapter import Adapter
 from moetta.serve.merge import Contribution, State, Tally, rebase
 from moetta.serve.refusal import Refusal
 from moetta.serve.service import Service
-from moetta.serve.tenants import Tenant
+from moetta.serve.tenant import Tenant
 
 log = logging.getLogger("moetta.serve")
 T = TypeVar("T")

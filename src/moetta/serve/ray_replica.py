@@ -19,7 +19,7 @@ from moetta.serve.app import create_app
 from moetta.serve.classifier import Classifier
 from moetta.serve.ray_merging import Merging
 from moetta.serve.settings import Settings
-from moetta.serve.tenants import Build, Tenant
+from moetta.serve.tenant import Build, Tenant
 
 log = logging.getLogger("moetta.serve")
 Policy = Literal["per-replica", "by-stream", "merged"]
