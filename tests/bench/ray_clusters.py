@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # no token in the home folder of whoever runs the tests
+    "RAY_worker_niceness": "0",  # or they would starve where much else runs
     "RAY_raylet_start_wait_time_s": "180",  # on a busy machine
 }
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]

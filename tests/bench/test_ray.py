@@ -192,6 +192,19 @@ def test_the_command_is_killed_and_started_again(address: str, tmp_path: Path) -
         assert_same(tmp_path / "runs" / expected.folder.name, expected.folder)
 
 
+def test_another_version_of_ray(address: str, tmp_path: Path) -> None:
+    script = "import ray, sys; ray.__version__ = '1.2.3'; from moetta.commands.main import main; "
+    script += "sys.exit(main(sys.argv[1:]))"
+    arguments = [sys.executable, "-c", script, *command(tmp_path / "runs", "--ray", address)[3:]]
+    done = subprocess.run(
+        arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONG, check=False
+    )
+    assert done.returncode == 1
+    assert "has other versions than this machine (Ray 1.2.3, Python" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(number: int, address: str, tmp_path: Path) -> None:
     """As a terminal or a cluster's scheduler sends them: to all processes, also Ray's own."""

@@ -110,7 +110,8 @@ def wait_until_nodes(hosts: Hosts, address: str, count: int) -> None:
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         seen = subprocess.run(look, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        if seen.stdout.count("node_") >= count:
+        active = seen.stdout.partition("Active:")[2].partition("Pending:")[0]
+        if active.count("node_") == count:
             return
         time.sleep(1)
     raise TimeoutError(seen.stdout + seen.stderr)
@@ -118,11 +119,10 @@ def wait_until_nodes(hosts: Hosts, address: str, count: int) -> None:
 
 def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path) -> None:
     """Both hosts see one disk. The second goes on alone for a while; each cell ends once."""
-    cells = make_grid(
-        method=["noadapt", "tent", "moetta"], seed=[1, 2, 3, 4], limit=400, threads=1, **COMMON
-    )
-    options = ["--stream", "classical", "--method", "noadapt", "tent", "moetta", "--limit", "400"]
-    options += ["--seeds", "1", "2", "3", "4", "--batch-size", "16", "--checkpoint-seconds", "0"]
+    fields = {**COMMON, "limit": 800, "batch_size": 8, "threads": 1}
+    cells = make_grid(method=["noadapt", "tent", "moetta"], seed=[1, 2, 3, 4], **fields)
+    options = ["--stream", "classical", "--method", "noadapt", "tent", "moetta", "--limit", "800"]
+    options += ["--seeds", "1", "2", "3", "4", "--batch-size", "8", "--checkpoint-seconds", "0"]
     with cluster(hosts) as address:
         arguments = command(tmp_path / "runs", *options, "--ray", address)
         process = start([*on(hosts.first), *arguments])
@@ -134,7 +134,7 @@ def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path
             if events[-1]["event"] == "progress" and ends == 5:
                 break
         hosts.cut()
-        time.sleep(10)
+        wait_until_nodes(hosts, address, 1)
         hosts.restore()
         out, err = process.communicate(timeout=LONG)
     assert process.returncode == 0, err

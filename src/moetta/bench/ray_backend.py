@@ -22,17 +22,22 @@ from moetta.bench.cell_run import run_cell
 from moetta.bench.finished import folder_name
 from moetta.bench.interrupts import Stopped
 from moetta.bench.progress import Outcome, Progress
-from moetta.bench.ray_cluster import Needs, Surroundings, check_nodes, connect, import_ray
+from moetta.bench.ray_cluster import (
+    RETRIES,
+    Needs,
+    Surroundings,
+    check_nodes,
+    connect,
+    import_ray,
+)
 from moetta.bench.store import Store
 from moetta.methods import find
 
-RETRIES = 3
-"""How often a cell is started again after its worker or node was lost."""
 LOCK_SECONDS = 300.0
 """How long to wait for a worker on a lost node: it does not know yet that it has been replaced."""
 TELL_SECONDS = 0.3
 """How often a worker reports its progress."""
-BOARD_SECONDS = 120.0
+BOARD_SECONDS = 300.0
 """How long the first worker on this machine may take to start."""
 STOP_SECONDS = 120.0
 """How long workers may take to write their checkpoints when the grid is stopped."""
@@ -152,7 +157,8 @@ class OnRay:
                 ray.cancel(ref)
             if self._tasks:
                 ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=STOP_SECONDS)
-                self._collect()  # the last messages
+            for _ in range(2):  # the last messages; the first answer may be older than they are
+                self._collect(timeout=1.0)
         finally:  # a second signal stops at once; the last checkpoints remain
             with contextlib.suppress(ConnectionError, ray.exceptions.RayError):
                 for ref in self._tasks:
@@ -161,11 +167,11 @@ class OnRay:
             self._tasks.clear()
             self._board = self._news = None
 
-    def _collect(self) -> list[tuple[int, Progress]]:
+    def _collect(self, timeout: float = 0.1) -> list[tuple[int, Progress]]:
         ray = import_ray()
         if self._news is None:
             self._news = self._board.collect.remote()
-        ready, _ = ray.wait([self._news], timeout=0.1)
+        ready, _ = ray.wait([self._news], timeout=timeout)
         if not ready:
             return []
         try:

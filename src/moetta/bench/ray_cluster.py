@@ -23,8 +23,11 @@ from moetta.bench.store import Store
 
 CONNECT_SECONDS = 5.0
 """How long an address may take to answer, once for TCP and once for gRPC."""
-NODE_SECONDS = 120.0
+NODE_SECONDS = 300.0
 """How long a node may take to start a worker, import moetta and check the cells."""
+RETRIES = 3
+"""How often a cell is started again after its worker or node was lost."""
+log = logging.getLogger("moetta")
 CLIENT_PORT = "10001"
 
 
@@ -76,6 +79,8 @@ def import_ray() -> Any:
         ValueError: it is not installed.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray would start a run that needs too much memory again and again, for ever.
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     try:
         import ray
     except ImportError as error:
@@ -111,6 +116,7 @@ def connect(address: str | None) -> None:
         options.update(address="local", include_dashboard=False, object_store_memory=100_000_000)
     else:
         options.update(address=_reachable(address))
+    log.info("starting Ray on this machine" if address is None else f"connecting to Ray: {address}")
     try:
         with _without_sigterm():
             ray.init(**options)
@@ -276,7 +282,10 @@ def _examine_all(
         problems: dict[str, list[str]] = {}
         for key, ref in refs.items():
             if ref not in ready:
-                problems[key] = [f"it has not answered for {NODE_SECONDS:.0f} s"]
+                problems[key] = [
+                    f"a worker there did not answer within {NODE_SECONDS:.0f} s; is the machine "
+                    "overloaded?"
+                ]
                 continue
             try:
                 problems[key] = ray.get(ref)

@@ -21,7 +21,6 @@ from moetta.bench.interrupts import Stopped
 from moetta.bench.progress import Outcome, Progress
 from moetta.bench.ray_backend import (
     LOCK_SECONDS,
-    RETRIES,
     STOP_SECONDS,
     Assignment,
     OnRay,
@@ -29,7 +28,7 @@ from moetta.bench.ray_backend import (
     post,
     results_folder,
 )
-from moetta.bench.ray_cluster import Needs, Surroundings, import_ray
+from moetta.bench.ray_cluster import RETRIES, Needs, Surroundings, import_ray
 from moetta.files import write_json
 from moetta.results.runs import SCHEMA
 
@@ -83,10 +82,11 @@ class EarlyStopping(OnRay):
     def cancel(self) -> None:
         """Stop all cells: those that run write a checkpoint first."""
         self._queue.clear()
-        self._cancelled.set()
         if self._race is not None:
-            self._board.cancel.remote()
-            self._race.join(STOP_SECONDS)
+            if not self._racing.keys() <= self._results.keys():
+                self._cancelled.set()
+                self._board.cancel.remote()
+            self._race.join(STOP_SECONDS)  # also at the end, when the last may still write its mark
             self._race = None
         super().cancel()
 
@@ -115,7 +115,7 @@ class EarlyStopping(OnRay):
             assignment = Assignment(
                 self.root.absolute(), self.store, self.checkpoint_seconds, Surroundings.here()
             )
-            _tune(jobs, assignment, self._board, self._cancelled.is_set, self._end)
+            _tune(jobs, assignment, self._board, _Grid(self._cancelled.is_set, self._end))
         except Exception as error:
             for job in jobs:
                 self._results.setdefault(job.ticket, failure(error))
@@ -141,6 +141,24 @@ class Job:
     group: str = ""
 
 
+class _Grid:
+    """What the race asks and tells the grid.
+
+    Tune pickles all it is given, so that a race could be restored elsewhere. This one never is:
+    cells resume from their own checkpoints.
+    """
+
+    def __init__(
+        self,
+        cancelled: Callable[[], bool] = lambda: False,
+        end: Callable[[int, dict[str, Any]], None] = lambda ticket, ending: None,
+    ) -> None:
+        self.cancelled, self.end = cancelled, end
+
+    def __reduce__(self) -> Any:
+        return _Grid, ()
+
+
 def _words(state: dict[str, Any]) -> str:
     return (
         f"stopped early after {state['batches']} of {state['of']} batches, accuracy "
@@ -148,16 +166,10 @@ def _words(state: dict[str, Any]) -> str:
     )
 
 
-def _tune(
-    jobs: list[Job],
-    assignment: Assignment,
-    board: Any,
-    cancelled: Callable[[], bool],
-    end: Callable[[int, dict[str, Any]], None],
-) -> None:
+def _tune(jobs: list[Job], assignment: Assignment, board: Any, grid: _Grid) -> None:
     """Race the jobs against each other, each within its group."""
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-    os.environ["TUNE_WARN_THRESHOLD_S"] = "60"
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new one prints to stdout even when told not to
     import_ray()
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
@@ -198,21 +210,21 @@ def _tune(
         """Stops all trials when the grid is cancelled."""
 
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-            return cancelled()
+            return grid.cancelled()
 
         def stop_all(self) -> bool:
-            return cancelled()
+            return grid.cancelled()
 
     class Endings(tune.Callback):
         """Tells the grid how trials ended."""
 
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-            end(jobs[trial.config["index"]].ticket, dict(trial.last_result))
+            grid.end(jobs[trial.config["index"]].ticket, dict(trial.last_result))
 
         def on_trial_error(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
             if trial.num_failures > RETRIES:
                 lost = f"its worker was lost {trial.num_failures} times; out of memory? The same "
-                end(jobs[trial.config["index"]].ticket, {"error": f"{lost}command resumes it"})
+                grid.end(jobs[trial.config["index"]].ticket, {"error": f"{lost}command resumes it"})
 
     needs = [Needs.of(job.cell) for job in jobs]
     cpus, gpus = max(n.cpus for n in needs), max(n.gpus for n in needs)
@@ -228,6 +240,8 @@ def _tune(
                 storage_path=folder,
                 stop=Stopper(),
                 callbacks=[Endings()],
+                # Cells write their own checkpoints.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 failure_config=tune.FailureConfig(max_failures=RETRIES),
                 verbose=0,
             ),

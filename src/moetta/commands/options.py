@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -98,6 +100,9 @@ class Running(ComputeOptions):
         cell = spread.check(cells, self.workers)
         ranks = spread.join(cell.device)
         follower = ranks.rank > 0
+        if follower:  # the first rank says the same
+            warnings.simplefilter("ignore")
+            logging.getLogger("moetta").setLevel(logging.ERROR)
         with Display() if follower else make_display(self.json) as display:
             outcome = spread.run_spread(cell, self.out, ranks, display, self.checkpoint_seconds)
         if not follower:
