@@ -47,11 +47,11 @@ class Options:
 
     model: str = "digits-vit"
     methods: tuple[str, ...] = ("moetta", "tent")
-    every: tuple[int, ...] = (16, 4, 64)
+    every: tuple[int, ...] = (4, 1, 16)
     """Updates of each replica between two merges."""
-    how: tuple[str, ...] = ("experts", "equal", "sum")
+    how: tuple[str, ...] = ("images", "experts", "equal", "sum")
     """Ways to merge; see `moetta.serve.merge`."""
-    seeds: tuple[int, ...] = (42, 43)
+    seeds: tuple[int, ...] = (42, 43, 44)
     results: Path = ROOT / "benchmarks" / "results" / "merge.jsonl"
     only_table: bool = False
     threads: int = 1
@@ -66,7 +66,7 @@ class Run:
         seed: of the stream, the split and the method.
         split: one (a single server), random or domain.
         every: updates between merges; 0 is never.
-        how: sum, experts, images or equal; see `moetta.serve.merge`.
+        how: images, experts, equal or sum; see `moetta.serve.merge`.
         momentum: mean (merged like the parameters), zero (dropped) or own (each replica's).
         batches: shared or full.
     """
@@ -75,7 +75,7 @@ class Run:
     seed: int
     split: str
     every: int = 0
-    how: str = "experts"
+    how: str = "images"
     momentum: str = "mean"
     batches: str = "shared"
 
@@ -179,10 +179,10 @@ def wanted(options: Options) -> list[Run]:
         runs += [Run(method, seed, "one") for method in options.methods]
         for every in options.every:
             for how in options.how:
-                if how == "sum" and every != options.every[0]:
+                if how != "images" and every != options.every[0]:
                     continue
                 for method in options.methods:
-                    if how != "equal" or method == "moetta":  # others have no experts
+                    if how != "experts" or method == "moetta":  # others have none
                         runs += [Run(method, seed, w, every, how) for w in ("random", "domain")]
         for method in options.methods:
             every = options.every[0]

@@ -27,7 +27,7 @@ from serve.small_service import picture
 
 OPTIONS = (
     *("--learn-samples", "8", "--snapshot-every", "2", "--max-wait-ms", "60"),
-    *("--body-timeout", "1", "--header-timeout", "1", "--max-body", "200000"),
+    *("--body-timeout", "3", "--header-timeout", "1", "--max-body", "200000"),
 )
 
 

@@ -6,6 +6,7 @@ The tests share one service and run in order: the last one stops it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import pytest
 
 import moetta
 from serve.poison_model import make
+from serve.processes import below, process_of
 from serve.running import Running
 from serve.small_service import picture
 
@@ -34,13 +36,21 @@ OPTIONS = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_token() -> Iterator[None]:
+    """Ray would write one into the home folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Running]:
+def server(no_token: None, folder: Path) -> Iterator[Running]:
     with Running(Path("merged"), "--state-folder", str(folder), *OPTIONS, wait=400) as found:
         yield found
 
@@ -205,39 +215,6 @@ def picture_of(grey: int) -> bytes:
     return out.getvalue()
 
 
-def process_of(name: str, parents: set[int]) -> list[int]:
-    """Processes that Ray calls by that name, below any of the parents."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if command.startswith(name) and int(entry.name) in parents:
-                found.append(int(entry.name))
-    return found
-
-
-def below(pid: int) -> set[int]:
-    """All processes below one."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        for child in children.get(todo.pop(), []):
-            found.add(child)
-            todo.append(child)
-    return found
-
-
 def test_a_killed_replica_costs_a_retry_and_comes_back_with_the_merged_state(
     server: Running,
 ) -> None:
@@ -245,7 +222,7 @@ def test_a_killed_replica_costs_a_retry_and_comes_back_with_the_merged_state(
     with Load(server) as load:
         time.sleep(2)
         step = merged(server)["step"]
-        killed = process_of("ray::ServeReplica", below(server.process.pid))[0]
+        killed = next(iter(process_of("ray::ServeReplica", below(server.process.pid))))
         os.kill(killed, signal.SIGKILL)
         time.sleep(3)
         known = len(load.answers)
@@ -289,6 +266,9 @@ def test_sigterm_drains_saves_and_leaves_no_process(server: Running, folder: Pat
     answered = answers_so_far(server)
     with Load(server) as load:
         time.sleep(1)
+        for pid in family:  # as supervisors do, to all processes of a service
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         assert server.stop(120) == 0
     assert "the state is saved" in server.log
     assert load.statuses[200] > 0

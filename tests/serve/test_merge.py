@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,7 +35,13 @@ def part(value: float, images: float, experts: list[int], steps: float = 0.0) ->
     return Contribution(state(value, steps), images, {LAYER: torch.tensor(experts)})
 
 
-def test_experts_weigh_by_their_images_and_everything_else_by_all_images() -> None:
+def test_replicas_weigh_by_their_images() -> None:
+    merged = merge(state(0.0), [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])])
+    for key in (EXPERT, MOMENTUM, ROUTER, SCALE, "running.entropy"):
+        assert torch.all(merged[key] == 1.75), key
+
+
+def test_experts_may_weigh_by_their_images_and_everything_else_by_all_images() -> None:
     parts = [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])]
     merged = merge(state(0.0), parts, "experts")
     for key in (EXPERT, MOMENTUM):
@@ -66,7 +74,6 @@ def test_one_replica_alone_is_not_changed_by_merging() -> None:
 
 def test_other_weights_for_comparison() -> None:
     parts = [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])]
-    assert torch.all(merge(state(0.0), parts, "images")[EXPERT] == 1.75)
     assert torch.all(merge(state(0.0), parts, "equal")[EXPERT] == 2.5)
 
 
@@ -99,7 +106,7 @@ def test_a_broken_replica_has_no_say() -> None:
 
 def test_a_base_without_momentum_takes_it_from_those_that_have_some() -> None:
     base = {k: v for k, v in state(0.0).items() if k != MOMENTUM}
-    merged = merge(base, [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])])
+    merged = merge(base, [part(1.0, 30, [30, 0, 0]), part(4.0, 10, [0, 10, 0])], "experts")
     assert merged[MOMENTUM][:2, 0].tolist() == [1.0, 4.0]
 
 
@@ -174,6 +181,37 @@ def test_without_learning_in_between_the_merged_state_is_taken_as_it_is() -> Non
     merged, sent = state(0.1, steps=9), state(0.3, steps=2)
     out = rebase(merged, sent, sent)
     assert all(torch.equal(out[key], value) for key, value in merged.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [("tent", {}), ("moetta", {"select": False, "balance": 0.0, "lr": 0.1, "experts": 3})],
+)
+def test_merging_after_every_update_is_what_one_server_does(
+    method: str, config: dict[str, Any]
+) -> None:
+    model = small_vit()
+    server = moetta.adapt(model, method, **config)
+    replicas = [moetta.adapt(model, method, **config) for _ in range(2)]
+    base = server.state_dict()
+    for step in range(5):
+        images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(step))
+        server(images)
+        parts = []
+        for replica, share in zip(replicas, images.split([5, 3]), strict=True):
+            replica(share)
+            tally = Tally()
+            assert replica.last is not None
+            tally.add(replica.last, replica.expert_counts())
+            parts.append(Contribution(replica.state_dict(), tally.images, tally.experts))
+        base = merge(base, parts)
+        for replica in replicas:
+            replica.load_state_dict(base)
+    moved = 0.0
+    for name, value in server.trained.items():
+        assert torch.allclose(base[f"param.{name}"], value, rtol=1e-4, atol=1e-6), name
+        moved = max(moved, float((value.detach() - server._initial[f"param.{name}"]).abs().max()))
+    assert moved > 1e-4
 
 
 @pytest.mark.parametrize("method", ["tent", "moetta", "becotta", "sar"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from moetta.bench import spread
 from moetta.bench.backends import Backend, make_backend
@@ -15,22 +15,9 @@ from moetta.bench.cell import Cell, CellOptions, ComputeOptions
 from moetta.bench.grid import run_grid
 from moetta.bench.progress import Outcome
 from moetta.commands.display import Display, make_display
+from moetta.commands.ray_option import HERE, RayAddress
 from moetta.methods import list_methods
 from moetta.paper.published import METHODS as PAPER_METHODS
-
-HERE = "local"
-"""The address that `--ray` without one stands for."""
-RayAddress = Annotated[
-    str | None,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=(0, 1),
-        metavar="[ADDRESS]",
-        instance_from_str=lambda given: given[0] if given else HERE,
-        is_instance=lambda value: value is None or isinstance(value, str),
-        str_from_instance=lambda value: ["None"] if value is None else [value],
-    ),
-]
-"""The option `--ray [ADDRESS]`: None without it."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +85,9 @@ class Running(ComputeOptions):
         cell = spread.check(cells, self.workers)
         ranks = spread.join(cell.device)
         follower = ranks.rank > 0
+        if follower:  # the first rank says the same
+            warnings.simplefilter("ignore")
+            logging.getLogger("moetta").setLevel(logging.ERROR)
         with Display() if follower else make_display(self.json) as display:
             outcome = spread.run_spread(cell, self.out, ranks, display, self.checkpoint_seconds)
         if not follower:

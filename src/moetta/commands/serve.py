@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-import tyro
 from torch import nn
 
 from moetta import zoo
 from moetta.api import adapt
+from moetta.commands.ray_option import HERE, RayAddress
 from moetta.core.adapter import Adapter
 from moetta.core.config import parse_overrides
 from moetta.data.catalogue import SMALL_SETS
@@ -31,19 +31,6 @@ from moetta.zoo.by_name import load_model
 if TYPE_CHECKING:
     from moetta.serve.ray_cluster import Deployment
 
-HERE = "local"
-"""The address that `--ray` without one stands for."""
-RayAddress = Annotated[
-    str | None,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=(0, 1),
-        metavar="[ADDRESS]",
-        instance_from_str=lambda given: given[0] if given else HERE,
-        is_instance=lambda value: value is None or isinstance(value, str),
-        str_from_instance=lambda value: ["None"] if value is None else [value],
-    ),
-]
-"""The option `--ray [ADDRESS]`: None without it."""
 Policy = Literal["per-replica", "by-stream", "merged"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 FOLDER = Path("moetta-state")
@@ -153,7 +140,7 @@ class Serve:
     """With --ray: CPUs to reserve for a replica; with --device cuda it also gets a GPU."""
     max_queued: int | None = None
     """With --ray: requests that may wait for a replica; by default the same as --max-queue."""
-    merge_every: int = 16
+    merge_every: int = 4
     """With --state merged: updates of a stream on one replica between two merges."""
     ray_name: str = "moetta"
     """With --ray: name of the application on the cluster."""

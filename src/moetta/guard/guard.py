@@ -24,7 +24,7 @@ from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport
 from moetta.guard.recovery import Recovery
 from moetta.guard.reference import Reference
 from moetta.guard.sampler import Sampler
-from moetta.guard.trust import TRUSTED
+from moetta.guard.trust import TRUSTED, weighted_mean
 from moetta.guard.watch import Watch
 
 logger = logging.getLogger("moetta")
@@ -258,7 +258,7 @@ class Guard(Adapter):
             source = source[index.argsort()]
         else:
             source, extra = self.reference.logits(inputs), extra + len(inputs)
-        return _Checked(_mean(source, logits, weight), weight, trouble, extra)
+        return _Checked(weighted_mean(source, logits, weight), weight, trouble, extra)
 
     def _trouble(self, source: Tensor, adapted: Tensor) -> Trouble | None:
         """Take images that both models have classified; returns what is wrong, if anything."""
@@ -414,12 +414,3 @@ class Guard(Adapter):
 
 def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.detach()).all())
-
-
-def _mean(source: Tensor, adapted: Tensor, weight: float) -> Tensor:
-    """Logits of the weighted mean of both models' probabilities."""
-    if weight == 0:
-        return source
-    both = torch.stack((source.log_softmax(-1) + math.log1p(-weight),
-                        adapted.log_softmax(-1) + math.log(weight)))  # fmt: skip
-    return both.logsumexp(0)

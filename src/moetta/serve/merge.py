@@ -4,14 +4,17 @@ All replicas start from the same state, the *base*, and learn from different ima
 state and how many images it has learnt from since; `merge` makes one state of them, in one of
 these ways:
 
-- "experts": the mean, weighted by images. The tensors of an expert are weighted by the images that
-  this expert saw, so that a replica that never used an expert does not hold back one that did.
-- "sum": the base plus what each replica has changed.
-- "images": the mean, weighted by all images, for experts too.
+- "images": the mean, weighted by the images that each replica has learnt from.
+- "experts": the same, but the tensors of an expert are weighted by the images that this expert saw.
 - "equal": the plain mean.
+- "sum": the base plus what each replica has changed.
 
-The first is what the service does; benchmarks/merge.py compares them.
-In the first two ways an expert that nobody used stays as it was in the base. Momentum is a mean
+The service uses "images". A loss is a mean over a replica's images, so an expert that few of them
+used has moved little already; a mean by all images then gives what one server would have done with
+all of them, exactly so if they are merged after every update. Weights by expert would let an expert
+that one of two replicas used move twice as far. benchmarks/merge.py compares all four.
+
+With "experts" and "sum", an expert that nobody used stays as it was in the base. Momentum is a mean
 in every way, since its size does not grow with the number of steps; so are moving averages
 (entropies, class probabilities, teachers). Counters add up. The largest step count of an
 optimiser is kept.
@@ -100,7 +103,7 @@ def why_not(adapter: Adapter) -> str | None:
     return None
 
 
-def merge(base: State, contributions: Sequence[Contribution], how: How = "experts") -> State:
+def merge(base: State, contributions: Sequence[Contribution], how: How = "images") -> State:
     """One state from several that started at ``base``.
 
     Args:
@@ -178,7 +181,7 @@ def _weights(
     """The weight of each contribution for one tensor, in a shape that multiplies it."""
     if how == "equal":
         return [torch.ones((), dtype=torch.float64) for _ in contributions]
-    if how != "images":
+    if how in ("experts", "sum"):
         sizes = {layer: len(n) for c in contributions for layer, n in c.experts.items()}
         for layer, size in sizes.items():
             if is_expert(key, like, layer, size):

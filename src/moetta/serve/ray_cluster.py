@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +24,8 @@ log = logging.getLogger("moetta.serve")
 T = TypeVar("T")
 CONNECT = 30.0
 """Seconds in which a cluster must answer."""
+NODES = 120.0
+"""Seconds in which each of its nodes must run a first task, for which it starts a process."""
 STORE = 100_000_000
 """Bytes of the object store of a Ray of our own; images travel with the calls, not through it."""
 
@@ -85,6 +87,7 @@ class Deployment:
         self.plan = plan
         self._apps: list[str] = []
         self._keeper: Any = None
+        self._served_before = True
 
     # --- connecting -----------------------------------------------------------------------------
 
@@ -104,19 +107,20 @@ class Deployment:
         options: dict[str, Any] = {
             "namespace": NAMESPACE,
             "log_to_driver": True,
-            "logging_level": logging.WARNING,
+            "logging_level": logging.ERROR,
         }
         if address is None:
             cpus = max(os.cpu_count() or 1, int(self.cluster.most * self.cluster.cpus) + 1)
-            with _apart():
+            with _deaf():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
                     include_dashboard=False,
                     object_store_memory=STORE,
                     _node_ip_address="127.0.0.1",
-                    # Its exporter listens on every address; /metrics has what matters.
-                    _system_config={"enable_metrics_collection": False},
+                    # Its exporter listens on every address, and /metrics has what matters. Workers
+                    # would run at nice 15, which is not for a service.
+                    _system_config={"enable_metrics_collection": False, "worker_niceness": 0},
                     **options,
                 )
             return
@@ -133,16 +137,23 @@ class Deployment:
         except (ConnectionError, OSError) as error:
             raise ValueError(
                 f"there is no Ray cluster at {address}: {_short(error)}; start one with `ray start "
-                "--head`, or leave the address out"
+                "--head`, or leave the address out. If that cluster asks for a token, set "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
             ) from None
         self._check_nodes()
 
     def _check_nodes(self) -> None:
         """Refuse a cluster whose nodes have another moetta."""
         import ray
+        from ray.exceptions import GetTimeoutError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task = ray.remote(num_cpus=0, max_retries=0)(_version_here)
+        def version() -> str:  # in here, so that it travels by value and imports little
+            import moetta
+
+            return moetta.__version__
+
+        task = ray.remote(num_cpus=0, max_retries=0)(version)
         nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
         asked = {
             node: task.options(
@@ -152,7 +163,11 @@ class Deployment:
         }
         for node, reference in asked.items():
             try:
-                found = ray.get(reference, timeout=CONNECT)
+                found = ray.get(reference, timeout=NODES)
+            except GetTimeoutError:
+                raise ValueError(
+                    f"node {nodes[node]} ran nothing within {NODES:g} s; is it overloaded?"
+                ) from None
             except Exception as error:
                 raise ValueError(
                     f"node {nodes[node]} cannot run moetta: {_short(error)}; install 'moetta[ray,"
@@ -177,8 +192,8 @@ class Deployment:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         plan, cluster = self.plan, self.cluster
-        if cluster.address is None:
-            serve.start(proxy_location="Disabled")
+        self._served_before = _serve_runs()
+        serve.start(proxy_location="Disabled")  # a Serve that runs already stays as it is
         self._make_way()
         settings = plan.settings
         here = ray.get_runtime_context().get_node_id()
@@ -241,7 +256,7 @@ class Deployment:
             "max_ongoing_requests": settings.max_queue,
             "max_queued_requests": self.cluster.max_queued,
             "health_check_period_s": 5.0,
-            "health_check_timeout_s": 30.0,
+            "health_check_timeout_s": 10.0,
             "graceful_shutdown_timeout_s": settings.queue_timeout + 20.0,
             "user_config": {"start": True},
         }
@@ -314,27 +329,30 @@ class Deployment:
                     log.error("application %s could not be removed: %s", name, _short(error))
             if self._keeper is not None:
                 ray.kill(self._keeper)
+            if not self._served_before and self._apps and not serve.status().applications:
+                serve.shutdown()  # type: ignore[no-untyped-call]
         self._apps = []
         ray.shutdown()
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Within the block, processes start in a group of their own.
+def _deaf() -> Iterator[None]:
+    """Processes that start within the block do not hear SIGTERM.
 
-    A signal to our group (Ctrl-C, timeout(1)) would end Ray while replicas are still to save.
+    Supervisors send it to all processes of a service, but Ray has to live until the replicas have
+    saved. Ray also installs a handler, which would replace ours.
     """
-    before, us = os.getpgrp(), os.getpid()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as holder:
-        try:
-            os.setpgid(0, holder.pid)
-        except OSError:  # the leader of a session stays where it is
-            yield
-            return
-        try:
-            yield
-        finally:
-            os.setpgid(0, 0 if before == us else before)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ours(app: str, name: str) -> bool:
@@ -342,10 +360,12 @@ def _ours(app: str, name: str) -> bool:
     return app == name or (rest != app and rest.isdecimal())
 
 
-def _version_here() -> str:
-    from moetta import __version__ as found
+def _serve_runs() -> bool:
+    """Whether someone has started Ray Serve on the cluster."""
+    from ray.util import list_named_actors
 
-    return found
+    actors = list_named_actors(all_namespaces=True)
+    return any(actor["namespace"] == "serve" for actor in actors)
 
 
 def _reachable(address: str) -> None:

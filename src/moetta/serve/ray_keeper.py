@@ -176,9 +176,9 @@ class Keeper:
 
     async def _broadcast(self, method: str, *args: Any) -> list[Any]:
         """Every replica's answer, or the error in its place."""
-        from ray import serve
-
         if self._handle is None:
+            from ray import serve
+
             self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
         response = self._handle.broadcast(method, *args)
         replies: list[Any] = await response.results_async(timeout_s=REPLY, return_exceptions=True)
