@@ -326,7 +326,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for run, row in by.items():
         plain = by.get(replace(run, guarded=False))
         base = by.get(replace(run, stream=same_images(run.stream), method="noadapt", guarded=False))
-        if not run.guarded or plain is None or base is None:
+        if not run.guarded or plain is None or base is None or plain["lr"] != row["lr"]:
             continue
         zero, without, kept = (r["accuracy"] for r in (base, plain, row))
         helps = without > zero

@@ -27,7 +27,7 @@ def test_metrics_keep_their_values_and_get_a_label() -> None:
     values = {
         tuple(sorted(s.labels.items())): s.value
         for s in families["moetta_requests"].samples
-        if s.name == "moetta_requests_total"
+        if s.name == "moetta_requests_total" and s.labels["status"] == "200"
     }
     assert values == {
         (("replica", "one"), ("status", "200")): 10,

@@ -113,6 +113,7 @@ def connect(address: str | None) -> None:
     ray._private.worker._worker_logs_enabled = False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None or address == "local":
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as urgent as without Ray
         options.update(address="local", include_dashboard=False, object_store_memory=100_000_000)
     else:
         options.update(address=_reachable(address))
