@@ -43,7 +43,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,6 +71,8 @@ class Options:
     streams: tuple[str, ...] = DIGITS
     models: tuple[str, ...] = ("digits-vit", "digits-convnext", "cifar-vit", "cifar-convnext")
     methods: tuple[str, ...] = METHODS
+    kinds: tuple[Literal["plain", "guarded"], ...] = ("plain", "guarded")
+    """Run only one of these, for example the guarded rows after a change of the guard."""
     seed: int = 42
     data: Path | None = None
     """The folder of CIFAR-10, for its models."""
@@ -273,6 +275,7 @@ def wanted(options: Options) -> list[Run]:
         if model.startswith("cifar") == (stream in CIFAR)
         for method in options.methods
         for guarded in ((False,) if method == "noadapt" else (False, True))
+        if ("guarded" if guarded else "plain") in options.kinds
     ]
     shared = (
         replace(r, stream=same_images(r.stream)) if r.method == "noadapt" else r for r in runs
@@ -323,7 +326,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for run, row in by.items():
         plain = by.get(replace(run, guarded=False))
         base = by.get(replace(run, stream=same_images(run.stream), method="noadapt", guarded=False))
-        if not run.guarded or plain is None or base is None:
+        if not run.guarded or plain is None or base is None or plain["lr"] != row["lr"]:
             continue
         zero, without, kept = (r["accuracy"] for r in (base, plain, row))
         helps = without > zero

@@ -25,6 +25,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,11 @@ class Server:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+    def cpu(self) -> float:
+        """Seconds of CPU time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> int:
         """End it; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -165,51 +171,85 @@ async def on_schedule(
     return Counter(status for status, _ in results), sent, answered
 
 
-def throughput(options: argparse.Namespace, common: list[str], files: list[bytes]) -> float:
-    """The table of requests per second; returns what moetta holds with 256 clients."""
+@dataclass(frozen=True)
+class Measured:
+    """One turn of one server.
+
+    Attributes:
+        rate: answers per second.
+        p50: median latency in ms, and so on.
+        cpu: the server's CPU time per answer in ms; other work on the machine hardly changes it.
+        learnt: share of the batches that were learnt from, at once or in a pool.
+    """
+
+    rate: float
+    p50: float
+    p95: float
+    p99: float
+    cpu: float
+    learnt: float
+
+
+def turn(server: Server, script: Path, clients: int, seconds: int) -> Measured:
+    """Load one server for some seconds."""
+    cpu, (batches, learnt) = server.cpu(), server.batches()
+    rate, (p50, p95, p99) = wrk(server, script, clients, seconds)
+    after = server.batches()
+    return Measured(
+        rate,
+        p50,
+        p95,
+        p99,
+        1000 * (server.cpu() - cpu) / max(1.0, rate * seconds),
+        (after[1] - learnt) / max(1.0, after[0] - batches),
+    )
+
+
+def throughput(options: argparse.Namespace, common: list[str], files: list[bytes]) -> None:
+    """The table of requests per second, and the ratios to noadapt in the same round."""
     folder = Path(tempfile.mkdtemp(prefix="moetta-bodies-"))
     for number, body in enumerate(files):
         (folder / f"{number}.png").write_bytes(body)
     script = folder / "post.lua"
     script.write_text(LUA.replace("COUNT", str(len(files))).replace("FOLDER", str(folder)))
     servers = {name: Server(*common, *given) for name, given in VARIANTS.items()}
+    ready = ", ".join(f"{name} {s.seconds_to_ready:.1f} s" for name, s in servers.items())
+    print("time to ready:", ready)
     print(
-        "time to ready:", ", ".join(f"{n} {s.seconds_to_ready:.1f} s" for n, s in servers.items())
+        "| clients | method | req/s | p50 ms | its best turn | p95 | p99 | CPU ms | learnt from |"
     )
-    print(
-        f"{'method':<14} {'clients':>7} {'req/s':>8} {'p50':>8} {'p95':>8} {'p99':>8}  learnt from"
-    )
-    best: dict[tuple[str, int], tuple[float, float]] = {}
+    print("|---|---|---|---|---|---|---|---|---|")
+    said: list[str] = []
     for clients in options.clients:
-        rows: dict[str, list[tuple[float, list[float], float]]] = {name: [] for name in servers}
         for server in servers.values():
             wrk(server, script, clients, 1)
+        rows: dict[str, list[Measured]] = {name: [] for name in servers}
         for _ in range(options.rounds):
             for name, server in servers.items():
-                before = server.batches()
-                rate, percentiles = wrk(server, script, clients, options.seconds)
-                after = server.batches()
-                share = (after[1] - before[1]) / max(1, after[0] - before[0])
-                rows[name].append((rate, percentiles, share))
+                rows[name].append(turn(server, script, clients, options.seconds))
         for name, found in rows.items():
-            rate = statistics.median(row[0] for row in found)
-            p50, p95, p99 = (statistics.median(row[1][i] for row in found) for i in range(3))
-            share = statistics.median(row[2] for row in found)
-            best[name, clients] = rate, p50
+            m = Measured(*map(statistics.median, zip(*map(astuple, found), strict=True)))
+            best = min(row.p50 for row in found)  # the turn least disturbed by other work
             print(
-                f"{name:<14} {clients:>7} {rate:8.1f} {p50:8.1f} {p95:8.1f} {p99:8.1f}  {share:.0%}"
+                f"| {clients} | {name} | {m.rate:.1f} | {m.p50:.1f} | {best:.1f} | {m.p95:.1f} | "
+                f"{m.p99:.1f} | {m.cpu:.2f} | {m.learnt:.0%} |",
+                flush=True,
             )
-    low, high = min(options.clients), max(options.clients)
-    for name in list(VARIANTS)[1:]:
-        print(
-            f"{name} against noadapt: throughput at {high} clients "
-            f"{best[name, high][0] / best['noadapt', high][0]:.2f} x (aim 0.45), p50 at {low} "
-            f"client(s) {best[name, low][1] / best['noadapt', low][1]:.2f} x (aim at most 1.15)"
-        )
+            if name != "noadapt":
+                pairs = list(zip(found, rows["noadapt"], strict=True))
+                rate, p50, cpu = (
+                    statistics.median(getattr(a, what) / getattr(b, what) for a, b in pairs)
+                    for what in ("rate", "p50", "cpu")
+                )
+                said.append(
+                    f"{name} against noadapt at {clients} client(s): req/s {rate:.2f} x, p50 "
+                    f"{p50:.2f} x, CPU {cpu:.2f} x"
+                )
+    print("\n".join(said))
+    print("aims: req/s at least 0.45 x at saturation, p50 at most 1.15 x at one client")
     for server in servers.values():
         assert server.stop() == 0
     shutil.rmtree(folder)
-    return best["moetta", high][0]
 
 
 def overload(options: argparse.Namespace, common: list[str], files: list[bytes]) -> None:
@@ -217,26 +257,33 @@ def overload(options: argparse.Namespace, common: list[str], files: list[bytes])
     server = Server(*common, "--method", "moetta", "--max-queue", "128")
     asyncio.run(on_schedule(server, files, 20, 2))
     best, rate = 0.0, 25.0
-    while True:  # double the rate until it no longer keeps up
-        codes, _, took = asyncio.run(on_schedule(server, files, rate, options.seconds))
-        goodput = codes["200"] / options.seconds
+    while True:  # raise the rate until it no longer keeps up
+        found, _, _ = asyncio.run(on_schedule(server, files, rate, options.seconds))
+        goodput = found["200"] / options.seconds
         best = max(best, goodput)
-        print(f"offered {rate:6.0f}/s: answered {goodput:6.1f}/s {dict(codes)}")
+        print(f"offered {rate:6.0f}/s: answered {goodput:6.1f}/s {dict(found)}")
         if goodput < 0.8 * rate:
             break
         rate *= 1.6
     before, batches = server.memory(), server.batches()
-    codes, sent, took = asyncio.run(
-        on_schedule(server, files, 5 * best, max(10, 2 * options.seconds))
-    )
-    seconds = max(10, 2 * options.seconds)
-    goodput = codes["200"] / seconds
+    codes, latencies = Counter[str](), list[float]()
+    ratios, goodputs, offered = [], [], []
+    for _ in range(options.rounds):  # in turns with the load that it holds, for the same reason
+        held, _, _ = asyncio.run(on_schedule(server, files, best, options.seconds))
+        found, sent, took = asyncio.run(on_schedule(server, files, 5 * best, options.seconds))
+        ratios.append(found["200"] / max(1, held["200"]))
+        goodputs.append(found["200"] / options.seconds)
+        offered.append(sent)
+        codes += found
+        latencies += took
+    latencies.sort()
     after = server.batches()
-    p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
     print(
-        f"overload: offered {sent:.0f}/s (5 x {best:.0f}/s), answered {goodput:.1f}/s = "
-        f"{goodput / best:.2f} of the best (aim 0.90), {dict(codes)}; p50 {p50:.2f} s, "
-        f"p99 {p99:.2f} s; learnt from "
+        f"overload: offered {statistics.median(offered):.0f}/s, answered "
+        f"{statistics.median(goodputs):.0f}/s = {statistics.median(ratios):.2f} of what it answers "
+        f"when offered {best:.0f}/s (aim 0.90); {dict(codes)}; answered ones: "
+        f"p50 {latencies[len(latencies) // 2]:.2f} s, "
+        f"p99 {latencies[int(len(latencies) * 0.99)]:.2f} s; learnt from "
         f"{(after[1] - batches[1]) / max(1, after[0] - batches[0]):.0%} of batches; "
         f"memory {before:.0f} -> {server.memory():.0f} MB"
     )
@@ -277,8 +324,8 @@ def main() -> None:
     parser.add_argument("--weights")
     parser.add_argument("--side", type=int, default=32, help="side of the images sent")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 16, 256])
-    parser.add_argument("--seconds", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tenants", type=int, nargs="*", default=[])
     parser.add_argument("--skip", nargs="*", default=[], choices=["throughput", "overload"])
     options = parser.parse_args()

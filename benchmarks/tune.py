@@ -12,16 +12,16 @@ layers, and the shipped models have too few to spare any.
 2. Candidates run with three seeds, the most accurate first, until two have passed: a rate drops out
    if in any seed its last quarter is below noadapt's.
 3. Of those two, the rate with the higher gain over noadapt wins: its mean over the seeds minus its
-   standard deviation. Nothing else is preferred, low rates neither.
+   standard deviation. Low rates are not preferred.
 4. If no rate passes, 3e-4 and then 1e-4 are added. If still none does, 1e-4 is taken, and the
    settings file says so.
 
 Trials are kept in a file: an interrupted search continues where it stopped, and several processes
-may share the work. The choices are written to ``src/moetta/zoo/tuned.toml``.
+may share the work. The choices for the models named are written to ``src/moetta/zoo/tuned.toml``.
 
     python benchmarks/tune.py --models digits-vit digits-convnext
     python benchmarks/tune.py --models cifar-vit cifar-convnext --data FOLDER_WITH_CIFAR10
-    python benchmarks/tune.py --no-search
+    python benchmarks/tune.py --no-search --models digits-vit
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Choice:
         return statistics.stdev(self.gains) if len(self.gains) > 1 else 0.0
 
     def __str__(self) -> str:
-        seeds = "" if len(self.gains) > 1 else ", one seed"
-        gain = f"{statistics.mean(self.gains):+.2f} ± {self.spread:.2f}" + seeds
+        spread = f" ± {self.spread:.2f}" if len(self.gains) > 1 else ", one seed"
+        gain = f"{statistics.mean(self.gains):+.2f}{spread}"
         return gain if self.passed else f"no rate passed, the lowest is taken: {gain}"
 
 
@@ -160,7 +160,7 @@ def choose(
                 break
         pairs = [p for p in pairwise(accuracy) if min(accuracy[lr] for lr in p) >= floor]
         for lr, higher in sorted(pairs, key=lambda pair: -accuracy[pair[0]]):
-            if holds(lr, first) and holds(higher, first):
+            if holds(higher, first) and holds(lr, first):
                 yield lr
 
     rates: tuple[float, ...] = RATES
@@ -170,7 +170,7 @@ def choose(
         for lr in candidates(rates):
             if all(holds(lr, seed) for seed in seeds):
                 passed.append(Choice(lr, tuple(gain(lr, seed) for seed in seeds)))
-            if len(passed) == 2:
+            if len(passed) == min(2, len(seeds)):  # with one seed, the screening has ranked them
                 break
         if passed:
             return max(passed, key=lambda choice: choice.score)
@@ -370,12 +370,14 @@ def table(options: Tune, model: str, methods: list[str]) -> str:
 
 
 def write(options: Tune, methods: list[str]) -> None:
-    """Write the choices; what is not decided yet keeps its present settings."""
+    """Write the choices for the models of the options; all else keeps its present settings."""
     present = tomllib.loads(options.toml.read_text()) if options.toml.exists() else {}
     text = HEADER
     for model in zoo.available():
-        choices, none = decided(options, model, methods), baseline(options, model)
-        if none is not None:
+        choices, none = dict[str, Choice](), baseline(options, model)
+        if model in options.models:
+            choices = decided(options, model, methods)
+        if choices and none is not None:
             mean = statistics.mean(t["accuracy"] for t in none.values())
             images = none[SEEDS[0]]["samples"]
             text += f"# {model}: noadapt {mean:.2f} % on {images:,} images, {len(none)} seeds.\n"

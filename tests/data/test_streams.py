@@ -54,6 +54,22 @@ def test_the_batches_do_not_depend_on_the_number_of_workers(order):
         assert a.equal(b)
 
 
+def test_the_parts_of_a_batch_make_up_the_batch():
+    stream = Stream(three(), batch_size=44, normalise=HALF)  # 44, 44 and 1
+    whole = list(stream)
+    parts = [list(stream.part(rank, 3)) for rank in range(3)]
+    assert [[len(b) for b in part] for part in parts] == [[15, 15, 1], [15, 15, 1], [14, 14, 1]]
+    for number, batch in enumerate(whole[:2]):
+        for name in ("images", "labels", "domains", "index"):
+            joined = torch.cat([getattr(part[number], name) for part in parts])
+            assert joined.equal(getattr(batch, name))
+    # A part without an image holds the first of its batch, so that its size is known.
+    assert all(part[2].images.equal(whole[2].images) for part in parts)
+    (last,) = stream.part(1, 3).starting_at(2)
+    assert last.number == 2
+    assert len(stream.part(0, 1)) == len(stream)
+
+
 def test_each_batch_carries_images_labels_domains_and_positions():
     stream = Stream(three(), batch_size=64, normalise=((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
     assert (len(stream), stream.batches, stream.samples) == (2, 2, 89)

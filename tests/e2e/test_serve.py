@@ -188,6 +188,8 @@ def test_the_page_under_load(browser: Any, server: Running, tmp_path: Path, widt
         tab.wait_for_selector(".result .error")
         assert "not a JPEG" in tab.locator(".result .error").text_content()
         assert tab.evaluate(OVERFLOWING) == [0, []]
+        hidden = "(e) => e.parentElement.scrollWidth - e.parentElement.clientWidth"
+        assert tab.locator("#experts").evaluate(hidden) == 0  # every expert is in view
     assert set(load.codes) == {200}
     # A browser tells the console about every refused request; the rest must be silent.
     assert [line for line in troubles if "415" not in line] == []
@@ -210,6 +212,43 @@ def test_admin_buttons_come_with_the_token(browser: Any, server: Running) -> Non
     tab.get_by_role("button", name="Save a snapshot").click()
     until(tab, "document.querySelector('#said').textContent.includes('wrong')")
     assert [line for line in troubles if "401" not in line] == []
+    tab.context.close()
+
+
+DROPPED = """(text) => {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const data = new DataTransfer();
+  data.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
+  return data;
+}"""
+
+
+def test_an_image_is_dropped_and_the_stream_reset(browser: Any, server: Running) -> None:
+    for seed in range(8):  # one update
+        server.predict(picture(seed))
+    tab, troubles = opened(browser, server, "/", 375)
+    image = tab.evaluate_handle(DROPPED, base64.b64encode(picture()).decode())
+    tab.dispatch_event("#drop", "drop", {"dataTransfer": image})
+    until(tab, "document.querySelectorAll('.result progress').length === 3")
+    assert "answered at update" in tab.locator(".result").text_content()
+    assert server.state()["stream"]["step"] > 0
+    tab.locator("#token").fill(TOKEN)
+    questions: list[str] = []
+    answers = iter([False, True])
+
+    def decide(dialog: Any) -> None:
+        questions.append(dialog.message)
+        dialog.accept() if next(answers) else dialog.dismiss()
+
+    tab.on("dialog", decide)
+    reset = tab.get_by_role("button", name="Reset to the source model")
+    reset.click()
+    assert server.state()["stream"]["step"] > 0  # not without a yes
+    reset.click()
+    until(tab, "document.querySelector('#said').textContent.includes('at update 0')")
+    assert server.state()["stream"]["step"] == 0
+    assert len(questions) == 2
+    assert troubles == []
     tab.context.close()
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import resource
+import signal
 import socket
 import threading
 import time
@@ -20,12 +22,12 @@ import httpx
 import numpy as np
 import pytest
 
-from serve.running import Running
+from serve.running import SOURCES, Running
 from serve.small_service import picture
 
 OPTIONS = (
     *("--learn-samples", "8", "--snapshot-every", "2", "--max-wait-ms", "60"),
-    *("--body-timeout", "1", "--header-timeout", "1", "--max-body", "200000"),
+    *("--body-timeout", "3", "--header-timeout", "1", "--max-body", "200000"),
 )
 
 
@@ -318,6 +320,80 @@ def test_kill_9_and_sigterm_under_load(tmp_path: Path) -> None:
         assert server.state()["stream"]["step"] >= learned  # nothing was lost
         with pytest.raises(RuntimeError, match="another service uses the state"):
             Running(tmp_path)
+        assert server.stop() == 0
+
+
+# --- signals and clocks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(tmp_path: Path, again: signal.Signals) -> None:
+    with Running(tmp_path, *OPTIONS[:-6], "--body-timeout", "100") as server:
+        learn(server, 24)
+        until(lambda: len(files(tmp_path)) >= 1)
+        body = picture()
+        with connect(server) as slow:
+            expecting = b"\r\nExpect: 100-continue\r\n\r\n"
+            slow.sendall(head(len(body)).replace(b"\r\n\r\n", expecting))
+            assert b"100 Continue" in slow.recv(4096)  # now it waits for the body
+            slow.sendall(body[:-1])
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: "finishing what was accepted" in server.log)
+            time.sleep(1)
+            assert server.process.poll() is None
+            server.process.send_signal(again)
+            assert server.process.wait(10) == 1
+        until(lambda: "again: leaving at once" in server.log)
+        assert not _children(server.process.pid)
+    with Running(tmp_path, *OPTIONS) as server:
+        assert server.state()["stream"]["step"] >= 2
+        assert "damaged" not in server.log
+        assert server.stop() == 0
+
+
+JUMPING_CLOCK = """
+import os, time
+
+def jumping(real, unit):
+    def now():
+        with open(os.environ["CLOCK_OFFSET"]) as file:
+            return real() + int(file.read()) * unit
+    return now
+
+time.time, time.time_ns = jumping(time.time, 1), jumping(time.time_ns, 10**9)
+"""
+
+
+def test_a_clock_that_jumps(tmp_path: Path) -> None:
+    offset, state = tmp_path / "offset", tmp_path / "state"
+    (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK)
+    clock = {"CLOCK_OFFSET": str(offset), "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCES}"}
+
+    def jump(seconds: int) -> None:
+        new = tmp_path / "new"
+        new.write_text(str(seconds))
+        new.replace(offset)
+
+    year = 365 * 24 * 3600
+    jump(0)
+    with Running(state, *OPTIONS, environment=clock) as server:
+        crowd = Crowd(server, 4)
+        for seconds in (year, -year, 5, 0, -3600, -30 * year):
+            step = server.state()["stream"]["step"]
+            jump(seconds)
+            until(lambda step=step: server.state()["stream"]["step"] > step + 2, 60)
+        at = server.metric("moetta_snapshot_timestamp_seconds")
+        assert at < time.time() - 29 * year  # the service has seen the jumps
+        latest = server.state()["stream"]["snapshots"][0]
+        assert set(crowd.stop()) == {"200"}
+        assert server.metric('moetta_images_total{outcome="expired"}') == 0
+        assert server.stop() == 0
+    jump(-40 * year)  # the files of the last run lie in the future now
+    with Running(state, *OPTIONS, environment=clock) as server:
+        assert server.state()["stream"]["snapshots"][0] >= latest
+        assert server.state()["stream"]["step"] > step
+        learn(server, 40)
+        assert server.admin("snapshot").json()["snapshot"] > latest
         assert server.stop() == 0
 
 

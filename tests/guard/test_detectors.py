@@ -134,7 +134,7 @@ def test_detectors_resume_exactly(values: list[float], cut: int):
 
 def fill(frequencies: Frequencies, source: torch.Tensor, adapted: torch.Tensor) -> None:
     for _ in range(10 * MEMORY):
-        frequencies.add(source, source, adapted)
+        frequencies.add(source, adapted)
 
 
 def test_concentration_is_the_difference_of_the_entropies():
@@ -151,21 +151,5 @@ def test_concentration_is_the_difference_of_the_entropies():
 def test_the_same_predictions_show_no_concentration(predictions: list[int]):
     """Whatever the traffic: one class, bursts, a new domain."""
     frequencies, same = Frequencies(5), torch.tensor(predictions)
-    frequencies.add(same, same, same)
+    frequencies.add(same, same)
     assert frequencies.concentration(same, same) == 0
-
-
-def test_a_common_class_excuses_doubtful_images_only():
-    frequencies = Frequencies(3)
-    common = torch.tensor([0] * 14 + [1, 2])
-    fill(frequencies, common, common)
-    logits = torch.tensor([[0.0, 1.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 1.0]])
-    excused = frequencies.excused(logits, torch.tensor([0, 0, 1]))
-    assert excused.tolist() == [True, False, False]
-
-
-def test_without_a_majority_nothing_is_excused():
-    frequencies = Frequencies(3)
-    fill(frequencies, torch.tensor([0] * 8 + [1] * 8), torch.tensor([0] * 16))
-    logits = torch.tensor([[0.0, 1.0, 0.0]])
-    assert not frequencies.excused(logits, torch.tensor([0])).any()

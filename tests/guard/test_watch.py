@@ -128,5 +128,22 @@ def test_clearing_keeps_what_is_known_of_the_traffic():
     assert watch.calm
     assert watch.looks == 0
     counts = watch.frequencies.counts
-    torch.testing.assert_close(counts[0], counts[2])
+    torch.testing.assert_close(counts[0], counts[1])
     assert counts[0].sum() > 0
+
+
+def test_the_end_of_a_burst_is_seen_at_once():
+    """A model that has come to answer with one class only is right during a burst of that class."""
+    generator = torch.Generator().manual_seed(10)
+    watch = Watch(16, 0.005, 10_000)
+    always = torch.zeros(16, CLASSES)
+    always[:, 7] = 9
+    for _ in range(100):
+        source = traffic(generator)
+        source[:, 7] += 30
+        assert watch.add(source, always) is None
+    assert watch.trust == 1
+    watch.add(traffic(generator), always)
+    assert watch.trust < 0.6
+    names = [watch.add(traffic(generator), always) for _ in range(8)]
+    assert set(names) & {"concentration", "overruling", "disagreement"}

@@ -16,7 +16,7 @@ def two_classes() -> ClassMeansHead:
     linear = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         linear.weight.copy_(torch.tensor([[1.0], [-1.0]]))
-    head = ClassMeansHead(linear, GAINConfig())
+    head = ClassMeansHead(linear, GAINConfig(normalise=False))
     for name, value in head.nothing_seen().items():
         setattr(head, name, value)
     return head
@@ -91,20 +91,25 @@ def straight(z: Tensor, phi: Tensor, rows: Tensor, state: dict[str, Tensor], fir
     return p
 
 
-def test_several_batches_agree_with_the_definition() -> None:
+@pytest.mark.parametrize("normalise", [True, False])
+def test_several_batches_agree_with_the_definition(normalise: bool) -> None:
     plain = small_vit().eval()
     heard: list[Tensor] = []
     assert isinstance(plain.head, nn.Linear)
     plain.head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].detach()))
-    rows = plain.head.weight.detach().double()
+
+    def unit(vectors: Tensor) -> Tensor:
+        return vectors / vectors.norm(dim=1, keepdim=True) if normalise else vectors
+
+    rows = unit(plain.head.weight.detach().double())
     zero, wide = torch.zeros(len(rows)).double(), torch.zeros_like(rows)
     state = {"n": zero, "claims": zero, "U": wide, "V": wide, "Q": zero}
-    adapter = moetta.adapt(small_vit(), "gain")
+    adapter = moetta.adapt(small_vit(), "gain", normalise=normalise)
     for seed, size in enumerate((8, 8, 1, 5)):
         x = images(size, seed)
         with torch.no_grad():
             z = plain(x)
-        expected = straight(z, heard[-1].double(), rows, state, first=seed == 0)
+        expected = straight(z, unit(heard[-1].double()), rows, state, first=seed == 0)
         torch.testing.assert_close(adapter(x).exp().double(), expected, rtol=1e-3, atol=1e-4)
         assert adapter.last is not None
         assert (adapter.last.forwards, adapter.last.backwards) == (size, 0)

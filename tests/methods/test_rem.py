@@ -5,12 +5,15 @@ from itertools import combinations
 import pytest
 import timm
 import torch
+import transformers
 from torch import Tensor, nn
 
 import moetta
 from helpers.models import images, small_vit
 from helpers.reference import Plain, entropies
 from moetta.methods.rem import consistency, ranking
+from moetta.nn.attention import class_attention, find_attention
+from moetta.nn.blocks import find_blocks
 
 VIEWS = [torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]])]
 
@@ -78,6 +81,29 @@ def test_a_vit_b_keeps_176_and_156_of_its_196_patches_and_trains_18_norms() -> N
     adapter = moetta.adapt(model, "rem", preset="released")
     assert len(adapter.trained) == 2 * 18
     assert [int(196 * (1 - share)) for share in (0.1, 0.2)] == [176, 156]
+
+
+def test_a_hugging_face_vit_ranks_patches_by_its_own_attention() -> None:
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64,
+        image_size=32, patch_size=8, num_labels=5, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).eval()
+    with torch.no_grad():
+        for parameter in model.vit.layers[-1].attention.parameters():
+            parameter.mul_(5)  # attention that differs between patches
+    x = torch.randn(3, 3, 32, 32)
+    expected = model(x, output_attentions=True).attentions[-1].mean(1)[:, 0, 1:]
+    blocks = find_blocks(model)
+    with class_attention(model, find_attention(model, blocks[-1])) as attended:
+        model(pixel_values=x)
+    torch.testing.assert_close(attended[0], expected)
+    adapter = moetta.adapt(model, "rem", lr=1e-2)
+    before = adapter(pixel_values=x)
+    assert adapter.last is not None
+    assert (adapter.last.forwards, adapter.last.skipped) == (9, None)
+    assert not torch.equal(adapter(pixel_values=x), before)
 
 
 def test_other_backbones_are_refused_by_name() -> None:

@@ -46,6 +46,49 @@ def test_equals_the_plain_twin(shape, options):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 6), (4, 6), (1, 5, 6), (4, 5, 6), (1, 3, 2, 6), (4, 3, 2, 6)]
+)
+@pytest.mark.parametrize("options", [(1, False), (1, True), (2, False), (2, True), (3, False)])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradient_the_numbers_are_the_same(shape, options, mode):
+    for dtype, close in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        args = arguments(shape, dtype=dtype)
+        before = [a.detach().clone() for a in args]
+        y, p, index = fused.moe_layer_norm(*args, 1e-6, *options)
+        with mode():
+            fast = fused.moe_layer_norm(*args, 1e-6, *options)
+        torch.testing.assert_close(fast[0], y.detach(), atol=close, rtol=close)
+        torch.testing.assert_close(fast[1], p.detach(), atol=close, rtol=close)
+        assert torch.equal(fast[2], index)
+        assert all(map(torch.equal, args, before)), "an argument was written to"
+
+
+def test_without_gradient_equal_scores_choose_the_same_expert():
+    x, weight, bias, expert_weight, expert_bias, router_weight, router_bias = arguments((3, 5, 6))
+    router_weight, router_bias = torch.zeros_like(router_weight), torch.zeros_like(router_bias)
+    args = x, weight, bias, expert_weight, expert_bias, router_weight, router_bias
+    y, _, index = fused.moe_layer_norm(*args, 1e-6)
+    with torch.no_grad():
+        fast, _, same = fused.moe_layer_norm(*args, 1e-6)
+    assert torch.equal(index, same)
+    torch.testing.assert_close(fast, y.detach())
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_without_gradient_half_precision_is_kept(images):
+    args = arguments((images, 5, 8), dtype=torch.float32)
+    args[0] = args[0].detach().to(torch.bfloat16)
+    with torch.no_grad():
+        alone = fused.moe_layer_norm(*args, 1e-6)[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            within = fused.moe_layer_norm(*args, 1e-6)[0]
+    assert alone.dtype == within.dtype == torch.bfloat16
+    assert torch.equal(alone, within)
+    learning = fused.moe_layer_norm(*args, 1e-6)[0].detach()
+    torch.testing.assert_close(alone, learning, atol=0.02, rtol=0.02)
+
+
 @pytest.fixture
 def compiled():
     """The kernel as a compiler is given it, run without the need of one."""

@@ -23,12 +23,19 @@ ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 class Running:
     """`moetta serve` in a process; its address, its log, its end."""
 
-    def __init__(self, state: Path, *options: str, wait: float = 120) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *options: str,
+        wait: float = 120,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(SOURCES.with_name("tests")))),
             "MOETTA_ADMIN_TOKEN": TOKEN,
             "OMP_NUM_THREADS": "1",
+            **(environment or {}),
         }
         self.begun = time.monotonic()
         command = [sys.executable, "-m", "moetta", "serve", "--port", "0", "--threads", "1"]

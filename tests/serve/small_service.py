@@ -14,7 +14,7 @@ import moetta
 from helpers.models import CLASSES, small_vit
 from moetta.core.adapter import Adapter
 from moetta.serve import Classifier, Settings, create_app
-from moetta.serve.tenants import Answering
+from moetta.serve.tenant import Answering
 
 TOKEN = "a-token-for-tests"
 ADMIN = {"Authorization": f"Bearer {TOKEN}"}

@@ -28,6 +28,16 @@ def test_the_latest_comes_back_and_only_the_last_few_stay(tmp_path):
     assert snapshots.restore(loaded, number=1) is None
 
 
+def test_what_a_killed_process_left_unfinished_is_removed(tmp_path):
+    snapshots = Snapshots(tmp_path, keep=3)
+    first = snapshots.save(write("state 0"))
+    (tmp_path / ".new.safetensors").write_text("half of sta")
+    (tmp_path / "..new.safetensors.abc.tmp").write_text("ha")
+    assert snapshots.restore(Loaded()) == first
+    second = snapshots.save(write("state 1"))
+    assert sorted(tmp_path.iterdir()) == [first.path, second.path]
+
+
 def test_a_damaged_one_is_passed_over(tmp_path, caplog):
     snapshots = Snapshots(tmp_path, keep=3)
     for i in range(3):

@@ -3,7 +3,8 @@ import torch
 
 from moetta.serve import Settings
 from moetta.serve.refusal import Refusal
-from moetta.serve.tenants import DEFAULT, Tenants, tenant_name
+from moetta.serve.tenant import DEFAULT, tenant_name
+from moetta.serve.tenants import Tenants
 from serve.small_service import builder
 
 

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -26,6 +26,15 @@ TAKEN = "taken"
 
 class Backend(Protocol):
     """What `run_grid` needs from a back end."""
+
+    def prepare(self, cells: Sequence[Cell], unsure: Sequence[Cell] = ()) -> None:
+        """Check that cells can run, before anything starts; raises an error that says what to do.
+
+        Args:
+            cells: cells to check and to run.
+            unsure: cells that were run before and may have to be run again.
+        """
+        ...
 
     def submit(self, cell: Cell) -> int:
         """Take a cell; returns its ticket."""
@@ -54,6 +63,10 @@ class Serial:
         self._results: dict[int, Outcome] = {}
         self._tickets = 0
 
+    def prepare(self, cells: Sequence[Cell], unsure: Sequence[Cell] = ()) -> None:
+        """Check the cells."""
+        _check_here(cells)
+
     def submit(self, cell: Cell) -> int:
         """Queue a cell."""
         self._tickets += 1
@@ -76,7 +89,7 @@ class Serial:
         except Exception as error:
             # If a signal reaches the loaders too, they die first; that is not a failure.
             if not interrupts.requested():
-                self._results[ticket] = _failure(error)
+                self._results[ticket] = failure(error)
         self._running = None
         return []
 
@@ -122,6 +135,10 @@ class Processes:
     _results: dict[int, Outcome] = field(default_factory=dict)
     _crew: list[_Worker] = field(default_factory=list)
     _tickets: int = 0
+
+    def prepare(self, cells: Sequence[Cell], unsure: Sequence[Cell] = ()) -> None:
+        """Check the cells."""
+        _check_here(cells)
 
     def submit(self, cell: Cell) -> int:
         """Queue a cell."""
@@ -224,6 +241,11 @@ class Processes:
         return worker
 
 
+def _check_here(cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        cell.check()
+
+
 def _await_end(worker: _Worker) -> None:
     while worker.process.is_alive():
         try:  # read its last messages, or it could block for ever while sending them
@@ -254,12 +276,13 @@ def _serve(pipe: Any, root: Path, checkpoint_seconds: float) -> None:
             except interrupts.Stopped:
                 return
             except Exception as error:
-                pipe.send(_failure(error))
+                pipe.send(failure(error))
     except (EOFError, OSError):
         return  # the process that started this one is gone; the last checkpoint remains
 
 
-def _failure(error: Exception) -> Outcome:
+def failure(error: Exception) -> Outcome:
+    """How a cell ended that raised this; a traceback is kept unless the error explains itself."""
     if isinstance(error, (ValueError, OSError)):
         return Outcome(error=str(error))
     details = "".join(traceback.format_exception(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -15,7 +16,7 @@ from moetta import zoo
 from moetta.bench.cell import Cell, is_named, resolve_config
 from moetta.core.config import Config
 from moetta.methods import find
-from moetta.results.runs import Run, load_run
+from moetta.results.runs import EARLY_STOP, Run, load_card, load_run
 
 log = logging.getLogger("moetta")
 
@@ -40,11 +41,9 @@ def find_finished(cell: Cell, root: Path) -> Found | None:
     Neither the data nor the weights need to exist. If the weights file does exist and differs from
     the one that was used, this is a different run.
     """
-    method = find(cell.method).name
-    start = folder_name(cell.model_name, cell.stream_name, method)
-    for folder in sorted(root.glob(f"{start}__*")):
-        run = _load(folder) if f"__s{cell.seed}__" in folder.name else None
-        if run is None or not _fits(cell, method, run.card):
+    for folder in _candidates(cell, root):
+        run = _load(folder)
+        if run is None or not _fits(cell, run.card):
             continue
         recorded, now = run.card.get("weights_file_sha256"), weights_file_sha256(cell)
         if recorded and now and recorded != now:
@@ -52,6 +51,28 @@ def find_finished(cell: Cell, root: Path) -> Found | None:
         known = recorded is not None or now is None  # cards up to version 0.1 lack the hash
         return Found(folder, known and not may_change(cell))
     return None
+
+
+def find_unfinished(cell: Cell, root: Path) -> Path | None:
+    """The folder of this cell in ``root``, if it was begun but not finished."""
+    for folder in _candidates(cell, root):
+        with contextlib.suppress(ValueError):
+            if not is_finished(folder) and _fits(cell, load_card(folder)):
+                return folder
+    return None
+
+
+def early_stop_file(folder: Path) -> Path:
+    """The mark of a run that was stopped early.
+
+    Whoever resumes the run removes it, because checkpoints keep only their own files.
+    """
+    return folder / EARLY_STOP
+
+
+def _candidates(cell: Cell, root: Path) -> list[Path]:
+    start = folder_name(cell.model_name, cell.stream_name, find(cell.method).name)
+    return sorted(f for f in root.glob(f"{start}__*") if f"__s{cell.seed}__" in f.name)
 
 
 def is_finished(folder: Path) -> bool:
@@ -103,12 +124,12 @@ def _load(folder: Path) -> Run | None:
         return None
 
 
-def _fits(cell: Cell, method: str, card: dict[str, Any]) -> bool:
+def _fits(cell: Cell, card: dict[str, Any]) -> bool:
     try:
         theirs = Cell.from_card(card)
     except (KeyError, TypeError, ValueError):  # another version's fields
         return False
-    if card["method"] != method or identity(cell) != identity(theirs):
+    if card["method"] != find(cell.method).name or identity(cell) != identity(theirs):
         return False
     config = resolve_config(cell)[1]
     pixels = card["protocol"].get("preprocess") or {}

@@ -65,14 +65,17 @@ def run_grid(
         raise ValueError("there is nothing to run: the grid is empty")
     unique = list(dict.fromkeys(cells))
     outcomes: dict[Cell, Outcome] = {}
+    new, unsure = list[Cell](), list[Cell]()
     for cell in unique:
         found = find_finished(cell, root)
         if found is not None and found.certain:
             outcomes[cell] = Outcome(found.folder)
-        elif found is None:
-            cell.check()
+        else:
+            (new if found is None else unsure).append(cell)
     listener = listener or Silent()
     backend = backend or make_backend(root, workers, checkpoint_seconds)
+    if new or unsure:
+        backend.prepare(new, unsure)
     root.mkdir(parents=True, exist_ok=True)
     listener.begin(unique)
     for cell, outcome in outcomes.items():

@@ -45,11 +45,13 @@ class Outcome:
         folder: its results, if it finished.
         error: why it did not.
         details: the traceback, if the error is not the user's.
+        stopped: how far it came, if it was stopped early; it has no result then.
     """
 
     folder: Path | None = None
     error: str | None = None
     details: str | None = None
+    stopped: str | None = None
 
 
 class Listener(Protocol):

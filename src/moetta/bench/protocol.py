@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -39,6 +40,7 @@ from moetta.data import stream as named_stream
 from moetta.data.named_streams import check_suits_embedded
 from moetta.data.preprocess import own_preprocess
 from moetta.methods import find
+from moetta.nn.ranks import Ranks
 from moetta.results.runs import SCHEMA
 from moetta.zoo.by_name import load_model
 
@@ -66,17 +68,22 @@ class Prepared:
         """The source model as an adapter."""
         return moetta.adapt(self.model, BASELINE, seed=self.cell.seed)
 
-    def adapter(self, stop: Callable[[], bool] = lambda: False) -> Adapter:
+    def adapter(
+        self, stop: Callable[[], bool] = lambda: False, ranks: Ranks | None = None
+    ) -> Adapter:
         """The method on this model, shown the source images if it needs them.
 
         Args:
             stop: asked before each batch of source images.
+            ranks: the processes that share every batch, if there are several.
 
         Raises:
             Stopped: ``stop`` said yes.
         """
-        source = self.source_images(stop) if self.config.needs_source else None
-        return moetta.adapt(self.model, self.config, source=source)
+        with contextlib.nullcontext() if ranks is None else ranks.together():
+            source = self.source_images(stop) if self.config.needs_source else None
+        group = None if ranks is None else ranks.group
+        return moetta.adapt(self.model, self.config, source=source, process_group=group)
 
     @cached_property
     def protocol(self) -> dict[str, Any]:

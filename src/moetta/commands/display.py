@@ -108,6 +108,7 @@ class JSONLines(Display):
             **_identity(cell),
             folder=None if folder is None else str(folder),
             error=outcome.error,
+            stopped_early=outcome.stopped,
             summary=summary,
         )
 
@@ -181,6 +182,8 @@ class LiveTable(Display):
     def _line(self, cell: Cell) -> tuple[str, ...]:
         if cell in self.endings:
             run = self.runs.get(cell)
+            if self.endings[cell].stopped is not None:
+                return ("[yellow]stopped early[/yellow]", "", "", "", "")
             if run is None:
                 return ("[red]failed[/red]", "", "", "", "")
             seconds = number(run, "cost", "seconds")
@@ -232,6 +235,8 @@ def _words(progress: Progress) -> str:
 
 
 def _ending(outcome: Outcome) -> str:
+    if outcome.stopped is not None:
+        return outcome.stopped
     if outcome.folder is None:
         return f"failed: {outcome.error}"
     run = load_run(outcome.folder)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,9 +21,13 @@ from moetta.suggest import nearest
 EXTRAS = {
     **dict.fromkeys(("matplotlib", "polars", "scipy", "sklearn"), "bench"),
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve"),
+    "ray": "ray",
     "transformers": "hf",
 }
 """Which extra installs a package that the library itself does not need."""
+
+
+PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,12 +123,22 @@ def main(argv: list[str] | None = None) -> int:
             _call(name, COMMANDS[name], rest)
     except (ValueError, OSError) as error:
         # Expected errors explain themselves; a traceback would hide the explanation.
-        print(f"moetta {name}: {error}", file=sys.stderr)
+        if _follows():
+            # torchrun ends all ranks once one has failed: let the first one finish its sentence.
+            time.sleep(PATIENCE_SECONDS)
+        else:
+            print(f"moetta {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
-        print(f"\nmoetta {name}: {str(stop) or 'stopped'}", file=sys.stderr)
+        if not _follows():
+            print(f"\nmoetta {name}: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     return 0
+
+
+def _follows() -> bool:
+    """Whether torchrun started this process as one of several ranks; the first one talks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:

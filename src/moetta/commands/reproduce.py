@@ -7,7 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from moetta.bench.cell import BASELINE, DataOptions
+from moetta.bench.backends import Backend
+from moetta.bench.cell import BASELINE, Cell, DataOptions
 from moetta.bench.grid import finished_folders, require_all
 from moetta.bench.progress import Outcome
 from moetta.commands.console import make_console
@@ -27,6 +28,9 @@ from moetta.paper.published import PAPER_MODELS
 from moetta.results.runs import load_run
 from moetta.results.tables import Column, Entry, Table, write_tables
 from moetta.suggest import nearest
+
+RACES = ("grid-search", "sensitivity")
+"""Experiments that look for the best setting, so that poor ones may be stopped early."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,31 @@ class Reproduce(Running, DataOptions):
     lead."""
     seeds: tuple[int, ...] | None = None
     """Seeds; by default as many as the paper used: three for table1, one elsewhere."""
+    early_stop: bool = False
+    """With --ray, for grid-search and sensitivity: stop runs that fall behind others of the same
+    method (ASHA, of Ray Tune). They have no result, and the tables say which they are."""
     report: Path | None = None
     """Also write an HTML page of the runs."""
+
+    def backend(self) -> Backend:
+        """What runs the cells.
+
+        Raises:
+            ValueError: options contradict each other.
+        """
+        made = super().backend()
+        if not self.early_stop:
+            return made
+        if self.name not in RACES:
+            raise ValueError(
+                f"--early-stop is for {' and '.join(RACES)}, which look for the best setting; "
+                f"{self.name} needs every run to its end"
+            )
+        if self.ray is None:
+            raise ValueError("--early-stop needs --ray: a scheduler of Ray Tune does the stopping")
+        from moetta.bench.ray_tune import EarlyStopping  # Ray is an extra
+
+        return EarlyStopping(self.out, self.address, self.store, self.checkpoint_seconds)
 
 
 def reproduce(options: Reproduce) -> None:
@@ -66,6 +93,7 @@ def reproduce(options: Reproduce) -> None:
     names = paper if options.name == "all" else [options.name]
     if options.method and not any(EXPERIMENTS[name].any_methods for name in names):
         raise ValueError(f"--method has no effect on {options.name}: leave it out")
+    options.backend()  # refuses options that contradict each other, before the first experiment
     folders: list[Path] = []
     failures: list[tuple[str, Exception]] = []
     for name in names:
@@ -110,7 +138,7 @@ def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -
         found = {c: load_run(o.folder) for c, o in zip(cells, outcomes, strict=True) if o.folder}
         if found or not cells:
             with _noted(name, failures):  # a table with a gap must not hide which run failed
-                _show(name, workload, found, options)
+                _show(name, workload, found, options, _stopped_early(cells, outcomes))
         require_all(cells, outcomes)
     return finished_folders(outcomes)
 
@@ -120,6 +148,8 @@ def _noted(name: str, failures: list[tuple[str, Exception]]) -> Iterator[None]:
     """Keep an error for the end, so that one failing experiment does not stop the others."""
     try:
         yield
+    except ConnectionError:  # the other experiments would not get further
+        raise
     except Exception as error:
         failures.append((name, error))
 
@@ -133,7 +163,20 @@ def _together(failures: Sequence[tuple[str, Exception]]) -> ValueError:
     return ValueError("\n".join(f"{', '.join(names)}: {error}" for error, names in reasons.items()))
 
 
-def _show(name: str, workload: Workload, found: Found, options: Reproduce) -> None:
+def _stopped_early(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> str | None:
+    """A note on the runs that the tables lack."""
+    stopped = [c.label for c, o in zip(cells, outcomes, strict=True) if o.stopped is not None]
+    if not stopped:
+        return None
+    return (
+        f"{len(stopped)} of {len(cells)} runs were stopped early (--early-stop) and have no value: "
+        f"{', '.join(stopped)}."
+    )
+
+
+def _show(
+    name: str, workload: Workload, found: Found, options: Reproduce, note: str | None = None
+) -> None:
     place = options.out / "paper" / name
     try:
         tables = EXPERIMENTS[name].present(workload, found, place)
@@ -141,6 +184,8 @@ def _show(name: str, workload: Workload, found: Found, options: Reproduce) -> No
         raise KeyboardInterrupt(
             f"stopped in {name}; the same command resumes, without repeating finished runs"
         ) from None
+    if note is not None:
+        tables = [replace(made, notes=(*made.notes, note)) for made in tables]
     write_tables(tables, place)
     console = make_console(stderr=options.json)
     for made in tables:

@@ -8,24 +8,32 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from moetta import zoo
 from moetta.api import adapt
+from moetta.commands.ray_option import HERE, RayAddress
 from moetta.core.adapter import Adapter
 from moetta.core.config import parse_overrides
 from moetta.data.catalogue import SMALL_SETS
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.guard import Guard
 from moetta.serve import Classifier, Settings, create_app, run
-from moetta.serve.tenants import Answering
+from moetta.serve.tenant import Answering, Build
 from moetta.zoo.by_name import load_model
 
+if TYPE_CHECKING:
+    from moetta.serve.ray_cluster import Deployment
+
+Policy = Literal["per-replica", "by-stream", "merged"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+FOLDER = Path("moetta-state")
 TOKEN, KEYS = "MOETTA_ADMIN_TOKEN", "MOETTA_API_KEYS"
 
 
@@ -108,14 +116,58 @@ class Serve:
     """Maximum number of streams (X-Stream-Id) in memory; the others are kept on disk."""
     max_tenants: int = 1000
     """Maximum number of streams."""
-    state: Path = Path("moetta-state")
-    """Folder of the snapshots, from which a restart continues."""
+    state: Path = FOLDER
+    """Folder of the snapshots, from which a restart continues. With --ray also what replicas share
+    of what they learn: per-replica (nothing), by-stream (each stream has its replica) or merged
+    (everything); the folder is then --state-folder."""
+    state_folder: Path | None = None
+    """The folder, where --state says what replicas share."""
     snapshot_every: int = 100
     """Updates of a stream between two snapshots."""
     snapshots_kept: int = 3
     """Snapshots to keep per stream."""
     verbose: bool = False
     """Log more."""
+
+    ray: RayAddress = None
+    """Serve from several replicas on Ray (extra: ray): started on this machine, or the cluster at
+    auto or host:port."""
+    replicas: int = 2
+    """With --ray: how many replicas, or the fewest if --max-replicas is more."""
+    max_replicas: int | None = None
+    """With --ray: add replicas, up to this many, while requests queue."""
+    replica_cpus: float = 1.0
+    """With --ray: CPUs to reserve for a replica; with --device cuda it also gets a GPU."""
+    max_queued: int | None = None
+    """With --ray: requests that may wait for a replica; by default the same as --max-queue."""
+    merge_every: int = 4
+    """With --state merged: updates of a stream on one replica between two merges."""
+    ray_name: str = "moetta"
+    """With --ray: name of the application on the cluster."""
+
+    @property
+    def policy(self) -> Policy:
+        """What replicas share."""
+        found = str(self.state)
+        return found if found in POLICIES else "per-replica"  # type: ignore[return-value]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the snapshots.
+
+        Raises:
+            ValueError: --state and --state-folder do not go together.
+        """
+        if str(self.state) not in POLICIES:
+            if self.state_folder is not None and self.state != FOLDER:
+                raise ValueError("give the folder by --state or by --state-folder, not by both")
+            return self.state_folder or self.state
+        if self.ray is None:
+            raise ValueError(
+                f"--state {self.state} says what replicas share, and needs --ray; for a folder of "
+                f"that name give --state-folder {self.state}"
+            )
+        return self.state_folder or FOLDER
 
 
 def serve(options: Serve) -> None:
@@ -129,10 +181,12 @@ def serve(options: Serve) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     settings = make_settings(options)
-    with only_one(options.state):
-        classifier = make_classifier(options)
-        app = create_app(classifier, lambda: make_adapter(options, classifier.model), settings)
-        saved = run(app, settings, on_ready=lambda url: print(_welcome(options, url), flush=True))
+    with only_one(options.folder):
+        if options.ray is None:
+            app = create_app(*make_parts(options), settings)
+            saved = run(app, settings, on_ready=lambda url: _greet(options, url))
+        else:
+            saved = _serve_on_ray(options, settings)
     if saved:
         print("stopped; every accepted request was answered, and the state is saved")
     else:
@@ -142,10 +196,85 @@ def serve(options: Serve) -> None:
     os._exit(0 if saved else 1)
 
 
+def _serve_on_ray(options: Serve, settings: Settings) -> bool:
+    from moetta.serve.ray_front import create_front
+
+    deployment = make_deployment(options, settings)
+    try:
+        deployment.connect()
+        app = create_front(settings, options.policy, deployment.start, deployment.stop)
+        return run(app, settings, on_ready=lambda url: _greet(options, url))
+    finally:
+        deployment.stop()
+
+
+def make_deployment(options: Serve, settings: Settings) -> Deployment:
+    """The service on Ray, checked as far as that is possible before Ray is there.
+
+    Raises:
+        ValueError: the options contradict each other, or the method cannot be merged.
+    """
+    from moetta.serve.merge import why_not
+    from moetta.serve.ray_cluster import Cluster, Deployment
+    from moetta.serve.ray_replica import Plan
+
+    if options.merge_every < 1:
+        raise ValueError(f"merge_every must be at least 1, got {options.merge_every}")
+    cluster = Cluster(
+        address=None if options.ray == HERE else options.ray,
+        replicas=options.replicas,
+        max_replicas=options.max_replicas,
+        max_queued=settings.max_queue if options.max_queued is None else options.max_queued,
+        cpus=options.replica_cpus,
+        gpus=1.0 if options.device.startswith("cuda") else 0.0,
+    )
+    # Replicas work in folders of their own.
+    paths: dict[str, Any] = {
+        name: None if getattr(options, name) is None else getattr(options, name).absolute()
+        for name in ("weights", "labels", "source")
+    }
+    there = replace(options, **paths)
+    settings = replace(settings, state=options.folder.absolute())
+    plan = Plan(
+        options.ray_name,
+        options.policy,
+        options.merge_every,
+        settings,
+        partial(make_parts, there),
+        options.verbose,
+    )
+    deployment = Deployment(cluster, plan)
+    # A model that cannot be loaded or adapted is found here, with its own message.
+    _, build = make_parts(replace(there, device="cpu"))
+    _, adapter = build()
+    reason = why_not(adapter)
+    if options.policy == "merged" and reason is not None:
+        raise ValueError(
+            f"{options.method} cannot be merged: {reason}; use --state per-replica or by-stream"
+        )
+    return deployment
+
+
+def make_parts(options: Serve) -> tuple[Classifier, Build]:
+    """What is served, and how a new tenant's adapter is made."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    classifier = make_classifier(options)
+    return classifier, lambda: make_adapter(options, classifier.model)
+
+
+def _greet(options: Serve, url: str) -> None:
+    print(_welcome(options, url), flush=True)
+
+
 def _welcome(options: Serve, url: str) -> str:
+    where = ""
+    if options.ray is not None:
+        most = f" to {options.max_replicas}" if options.max_replicas else ""
+        where = f" from {options.replicas}{most} replicas ({options.policy})"
     return (
-        f"moetta serves {options.model} with {options.method} at {url}\n"
-        f"state in {options.state}; API at {url}/docs; stop with Ctrl-C"
+        f"moetta serves {options.model} with {options.method}{where} at {url}\n"
+        f"state in {options.folder}; API at {url}/docs; stop with Ctrl-C"
     )
 
 
@@ -162,6 +291,7 @@ def make_settings(options: Serve) -> Settings:
         for name in Settings.__dataclass_fields__
         if hasattr(options, name)
     }
+    same["state"] = options.folder
     return Settings(**same, admin_token=token or None, api_keys=tuple(key for key in keys if key))
 
 

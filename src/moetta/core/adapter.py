@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +23,13 @@ from moetta.core.objective import Objective, Step
 from moetta.core.resets import POLICY, make_policy
 from moetta.core.step_report import StepReport, Totals
 from moetta.core.surgery import Surgery
+from moetta.nn.norms import own_statistics
+from moetta.nn.ranks import Ranks, Share, differentiating
 
 Source = Tensor | Iterable[Any] | str | PathLike[str] | None
+
+CHECK_EVERY = 100
+"""After how many steps several ranks compare their states."""
 
 C = TypeVar("C", bound=Config, covariant=True, default=Config)
 
@@ -49,8 +56,10 @@ class Adapter(Generic[C]):
         network: the adapted network itself. It shares the memory of its frozen weights with the
             original.
         config: the method's frozen configuration.
-        last: what the last call did.
+        last: what the last call did. On several ranks: with the whole batch, not only with this
+            rank's part.
         totals: the same, summed since construction or `reset`.
+        ranks: the processes that share every batch; None if this one works by itself.
         on_prediction: called once per call with the batch's detached logits, as soon as they are
             final and before the update: a service can answer while the adapter learns. Inside it,
             `routing` answers for this batch. If it raises, the call ends before the update.
@@ -62,6 +71,11 @@ class Adapter(Generic[C]):
     without_source: ClassVar[str] = ""
     # Fields whose content the state carries: a saved state may come from a config with other ones.
     held_in_state: ClassVar[tuple[str, ...]] = ()
+    # Whether a `learn` written in this class gives the same on several ranks as in one process.
+    over_ranks: ClassVar[bool] = False
+
+    ranks: Ranks | None = None
+    share: Share | None = None  # how the current call's batch is spread over them
 
     config: C
     last: StepReport | None
@@ -90,7 +104,9 @@ class Adapter(Generic[C]):
         self.totals = Totals()
         self._paused = False
         self._answered = False
+        self._listeners = False  # whether any rank has on_prediction set
         self._snapshot: dict[str, Tensor] | None = None
+        self._gathered: list[tuple[tuple[Tensor, ...], dict[str, Tensor]]] = []
         self.from_source: list[str] = []  # running values that were computed from source images
         try:
             with torch.inference_mode(False):
@@ -171,44 +187,74 @@ class Adapter(Generic[C]):
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Predict a batch, then learn from it; returns detached logits.
 
+        On several ranks each passes its part of the batch, which may be empty on some, and gets the
+        logits of that part. ``last`` and ``totals`` are about the whole batch.
+
         Raises:
             ValueError: the batch is empty, has non-finite values or does not fit the model. Nothing
                 has changed then.
+            RankLost: another rank has ended or does not answer.
         """
         with self.lock, torch.inference_mode(False):
             self.surgery.check_alive()
-            inputs = Inputs.checked(args, kwargs)
-            self._answered = False
-            # Autocast keeps low-precision copies of trained weights; after a step they are stale.
-            torch.clear_autocast_cache()
-            if self._paused:
-                with torch.no_grad():
-                    step = Step(self.predict(inputs), forwards=len(inputs), skipped="paused")
-                    step.routing = self.routing(len(inputs))
-                    self.predicted(step.logits)
-            else:
-                if self.resets is not None:
-                    self.resets.before()
-                with torch.enable_grad():
-                    step = self.learn(inputs)
+            if self.ranks is None:
+                return self._take(Inputs.checked(args, kwargs))
+            inputs = self._agreed(self.ranks, args, kwargs)
+            self.share = inputs.share
+            try:
+                logits = self._take(inputs)
+            finally:
+                self.share = None
+                self._gathered.clear()
+            if not self._paused and self.steps % CHECK_EVERY == 0:
+                self.check_ranks()
+            return logits
+
+    def _take(self, inputs: Inputs) -> Tensor:
+        """Predict one batch that was checked, and learn from it unless paused."""
+        self._answered = False
+        # Autocast keeps low-precision copies of trained weights; after a step they are stale.
+        torch.clear_autocast_cache()
+        if self._paused:
+            with torch.no_grad():
+                step = Step(self.predict(inputs), forwards=len(inputs), skipped="paused")
+                step.routing = self.routing(len(inputs))
                 self.predicted(step.logits)
-                if self.resets is not None:
-                    self.resets.after(inputs, step)
-                self.steps += 1
-            torch.clear_autocast_cache()
-            return self._account(len(inputs), step)
+        else:
+            if self.resets is not None:
+                self.resets.before()
+            with torch.enable_grad():
+                step = self.learn(inputs)
+            self.predicted(step.logits)
+            if self.resets is not None:
+                self.resets.after(inputs, step)
+            self.steps += 1
+        torch.clear_autocast_cache()
+        return self._account(inputs, step)
 
     def predicted(self, logits: Tensor) -> None:
         """Say that these logits are the batch's final prediction; only the first time counts."""
-        if not self._answered:
-            self._answered = True
+        if self._answered:
+            return
+        self._answered = True
+        if self.share is None:
             if self.on_prediction is not None:
                 self.on_prediction(_plain(logits))
+        elif self._listeners:
+            self.routing(self.share.total)  # gathered now, by all: a listener may ask on one rank
+            with self.share.ranks.together():
+                if self.on_prediction is not None:
+                    self.on_prediction(_plain(self.share.mine(logits)))
 
-    def _account(self, samples: int, step: Step) -> Tensor:
+    def _account(self, inputs: Inputs, step: Step) -> Tensor:
         logits = _plain(step.logits)
+        if self.share is not None and len(logits) != len(inputs):
+            raise ValueError(
+                f"{self.method} returned logits of {len(logits)} samples for a batch of "
+                f"{len(inputs)}: on several ranks they must come from inputs.logits()"
+            )
         self.last = StepReport(
-            samples=samples,
+            samples=len(inputs),
             forwards=step.forwards,
             backwards=step.backwards,
             entropy=entropy(logits) if step.entropy is None else step.entropy.detach(),
@@ -218,7 +264,101 @@ class Adapter(Generic[C]):
             skipped=step.skipped,
         )
         self.totals = self.totals.plus(self.last)
-        return logits
+        return logits if self.share is None else self.share.mine(logits)
+
+    # --- several ranks --------------------------------------------------------------------------
+
+    def spread(self, ranks: Ranks) -> None:
+        """Share every batch from now on; all ranks call this with adapters in the same state.
+
+        Raises:
+            ValueError: this method or model cannot be used on several ranks, or the ranks do not
+                have the same method, configuration or source model.
+            RanksDiffer: they are not in the same state.
+        """
+        with ranks.together():
+            if why := self._one_process():
+                raise ValueError(f"{self.method} cannot run on several ranks: {why}")
+        ours = {
+            "method": self.method,
+            "configuration": self.config.to_dict(),
+            "source model": self.fingerprint(),
+        }
+        told = ranks.tell(ours)
+        for rank, theirs in enumerate(told):
+            for what in ours:
+                if theirs[what] != told[0][what]:
+                    raise ValueError(
+                        f"rank {rank} has another {what} than rank 0: {theirs[what]}, not "
+                        f"{told[0][what]}"
+                    )
+        self.ranks = ranks
+        self.check_ranks()
+
+    @classmethod
+    def steps_alone(cls) -> str | None:
+        """Why this method may not step as one with other ranks, or None."""
+        stepping = next(kind for kind in cls.__mro__ if "learn" in vars(kind))
+        if stepping is Adapter or vars(stepping).get("over_ranks"):
+            return None
+        return (
+            f"{stepping.__name__} defines learn(), which may look at this rank's part only; if "
+            "all it uses is inputs.logits(), inputs.whole() and self.gradients(), say so with "
+            "over_ranks = True in the class"
+        )
+
+    def _one_process(self) -> str | None:
+        """Why this adapter cannot share a batch with others, or None."""
+        if why := self.steps_alone():
+            return why
+        if alone := own_statistics(self.network):
+            return (
+                f"the BatchNorm {alone!r} has no source statistics; each rank would normalise by "
+                "those of its part"
+            )
+        return None
+
+    def check_ranks(self) -> None:
+        """Check that all ranks are in the same state; all of them have to call this.
+
+        Raises:
+            RanksDiffer: they are not; names the first tensor that differs.
+        """
+        if self.ranks is not None:
+            tensors: dict[str, Tensor] = {**self.trained}
+            tensors |= {name: t for name, t in self.running.items() if t is not None}
+            tensors["steps"] = torch.tensor(float(self.steps))
+            self.ranks.compare(tensors)
+
+    def _agreed(self, ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """This rank's rows, once all ranks have found theirs usable and mean the same step."""
+        facts = {"steps": self.steps, "paused": self._paused}
+        listening = {"listening": self.on_prediction is not None}
+        inputs, told = Inputs.agreed(args, kwargs, ranks, facts | listening)
+        for rank, fact in enumerate(told):
+            if any(fact[name] != told[0][name] for name in facts):
+                was = [f"step {f['steps']}{', paused' * f['paused']}" for f in told]
+                raise RuntimeError(
+                    f"rank 0 is at {was[0]}, rank {rank} at {was[rank]}: call the adapter, its "
+                    "reset(), load(), rollback() and paused() on every rank alike"
+                )
+        self._listeners = any(fact["listening"] for fact in told)
+        return inputs
+
+    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Values with a row per sample of this rank's part, for the whole batch.
+
+        Asked twice for the same tensors within a call, it exchanges them once.
+        """
+        if self.share is None or not tensors:
+            return tensors
+        rows = tuple(tensors.values())
+        for known, found in self._gathered:
+            if len(known) == len(rows) and all(map(operator.is_, known, rows)):
+                return found
+        found = dict(zip(tensors, self.share.wholes(rows), strict=True))
+        self._gathered.append((rows, found))
+        return found
 
     # --- helpers for methods --------------------------------------------------------------------
 
@@ -274,16 +414,23 @@ class Adapter(Generic[C]):
                 "no_grad or detaches them, or uses reentrant gradient checkpointing (use the kind "
                 "with use_reentrant=False)"
             )
-        if not torch.isfinite(loss):
+        finite = bool(torch.isfinite(loss))
+        if not finite and self.ranks is None:
             return None
+        ranked = contextlib.nullcontext() if self.ranks is None else differentiating()
+        found: Sequence[Tensor | None] = [None] * len(parameters)
         # Backward ops run in the types that their forward ops chose; autocast must not cast again.
-        with torch.autocast(loss.device.type, enabled=False):
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        with ranked, torch.autocast(loss.device.type, enabled=False):
+            if finite:
+                found = torch.autograd.grad(loss, parameters, allow_unused=True)
         grads = [
             torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)
         ]
+        if self.ranks is not None:
+            grads, mean = self.ranks.mean(grads, loss)
+            finite = math.isfinite(mean)
         total = torch.nn.utils.get_total_norm(grads)
-        return grads if torch.isfinite(total) else None
+        return grads if finite and torch.isfinite(total) else None
 
     def descend(self, loss: Tensor) -> str | None:
         """One optimiser step down ``loss``; returns why it was skipped, or None."""

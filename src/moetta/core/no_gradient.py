@@ -62,7 +62,7 @@ class NoGradientAdapter(Adapter[C]):
         self.head.fresh = {}
         with listening(self.network, self._found) as heard:
             logits = inputs.logits(self.model)
-        heard.of(logits, self._found)  # refuses a model with another classifier
+        heard.of(logits, self._found, inputs.share)  # refuses a model with another classifier
         return logits
 
     def _hand_over(self) -> None:

@@ -62,7 +62,8 @@ class PredictorAdapter(NormAffineAdapter[C]):
         """The plain logits, and those that go through the predictor."""
         with listening(self.network, self.head) as heard:
             logits = self.predict(inputs)
-        features = F.linear(heard.of(logits, self.head).float(), self.predictor)
+        heard_features = heard.of(logits, self.head, inputs.share).float()
+        features = F.linear(heard_features, self.predictor)
         classifier = self.head.module
         bias = None if classifier.bias is None else classifier.bias.float()
-        return logits, F.linear(features, classifier.weight.float(), bias)
+        return logits, inputs.whole(F.linear(features, classifier.weight.float(), bias))

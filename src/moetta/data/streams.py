@@ -172,6 +172,16 @@ class Stream:
         resumed.start, resumed.skipped = batch, []
         return resumed
 
+    def part(self, rank: int, size: int) -> Stream:
+        """The same stream, of which only one of ``size`` equal parts of each batch is read.
+
+        The first parts of a batch are longer by one where it cannot be divided. A part without an
+        image holds the first image of its batch instead.
+        """
+        reduced = copy(self)
+        reduced._batches = replace(self._batches, part=(rank, size))
+        return reduced
+
     def _check_start(self, batch: int) -> None:
         if not 0 <= batch <= self.batches:
             raise ValueError(f"start must be between 0 and {self.batches} batches, got {batch}")
@@ -273,12 +283,16 @@ class _Batches(Dataset[Batch]):
     on_error: str
     corruption_seed: int
     frost_folder: Path | None
+    part: tuple[int, int] = (0, 1)
 
     def __len__(self) -> int:
         return -(-len(self.permutation) // self.batch_size)
 
     def __getitem__(self, b: int) -> Batch:
         index = self.permutation[b * self.batch_size : (b + 1) * self.batch_size]
+        rank, size = self.part
+        own = index.tensor_split(size)[rank]
+        index = own if len(own) else index[:1]
         domains = torch.searchsorted(self.offsets, index, right=True) - 1
         parts: dict[int, tuple[Tensor, Tensor]] = {}
         unread: list[Unread] = []

@@ -138,42 +138,24 @@ class Frequencies:
     """How often each class was predicted lately.
 
     Attributes:
-        counts: decaying counts [3, C]: by the source model, by the source model as the adapted one
-            is compared with it (see `excused`), and by the adapted model.
+        counts: decaying counts [2, C]: by the source model and by the adapted model.
     """
 
     def __init__(self, classes: int) -> None:
-        self.counts = torch.zeros(3, classes, dtype=torch.float64)
+        self.counts = torch.zeros(2, classes, dtype=torch.float64)
 
-    def _log_shares(self, row: int) -> Tensor:
-        """Log-probabilities [C] by the Krichevsky-Trofimov estimate; all are finite."""
-        counts = self.counts[row] + 0.5
-        return (counts / counts.sum()).log()
-
-    def excused(self, source_logits: Tensor, adapted: Tensor) -> Tensor:
-        """Which adapted predictions follow from the traffic's class frequencies alone.
-
-        Where the source model itself gives most of the traffic to one class, that class is common,
-        and by Bayes' rule a doubtful image belongs to it. An adapted prediction of that class is
-        excused where the source model would agree if it knew its own class frequencies.
-        """
-        total, top = float(self.counts[0].sum()), int(self.counts[0].argmax())
-        # More than half, by two standard deviations of the share.
-        if float(self.counts[0, top]) <= total / 2 + math.sqrt(total):
-            return torch.zeros_like(adapted, dtype=torch.bool)
-        informed = source_logits.double().log_softmax(-1) + self._log_shares(0)
-        return (adapted == top) & (informed.argmax(-1) == top)
-
-    def concentration(self, compared: Tensor, adapted: Tensor) -> float:
+    def concentration(self, source: Tensor, adapted: Tensor) -> float:
         """How much less diverse the adapted predictions are than the source model's, in nats.
 
         Its mean is H(source) - H(adapted), the entropies of the two class frequencies. Both are
         measured on the same images, so a burst of classes or a new domain cancels.
         """
-        return float(self._log_shares(2)[adapted].mean() - self._log_shares(1)[compared].mean())
+        counts = self.counts + 0.5  # Krichevsky and Trofimov's estimate; all logarithms are finite
+        shares = (counts / counts.sum(1, keepdim=True)).log()
+        return float(shares[1, adapted].mean() - shares[0, source].mean())
 
-    def add(self, source: Tensor, compared: Tensor, adapted: Tensor) -> None:
+    def add(self, source: Tensor, adapted: Tensor) -> None:
         """Count the predictions of one look."""
         self.counts *= 1 - 1 / MEMORY
-        for row, predictions in zip(self.counts, (source, compared, adapted), strict=True):
+        for row, predictions in zip(self.counts, (source, adapted), strict=True):
             row += torch.bincount(predictions, minlength=len(row))

@@ -59,7 +59,8 @@ class Findings:
         levels: how far each detector is towards an alarm, which is at 1.
         look: the last look at sampled images, or None before the first.
         event: what was decided in this call, or None.
-        from_source: this batch was answered by the source model.
+        weight: the adapted model's share of this answer: 1 if it answered alone, 0 if the source
+            model did, between them if the answer is the mean of both, weighted by trust.
     """
 
     mode: str
@@ -68,7 +69,12 @@ class Findings:
     levels: dict[str, float]
     look: Look | None = None
     event: Event | None = None
-    from_source: bool = False
+    weight: float = 1.0
+
+    @property
+    def from_source(self) -> bool:
+        """Whether this batch was answered by the source model alone."""
+        return self.weight == 0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from os import PathLike
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,23 @@ from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport
 from moetta.guard.recovery import Recovery
 from moetta.guard.reference import Reference
 from moetta.guard.sampler import Sampler
+from moetta.guard.trust import TRUSTED, weighted_mean
 from moetta.guard.watch import Watch
 
 logger = logging.getLogger("moetta")
 
-# Once any detector reaches this level, every image is looked at.
-SUSPICION = 0.5
 LOOKS_BETWEEN_SNAPSHOTS = 8
+
+Trouble = tuple[str, float, float]  # reason, value and threshold
+
+
+class _Checked(NamedTuple):
+    """An answer, the adapted model's weight in it, what is wrong, and what it cost in forwards."""
+
+    logits: Tensor
+    weight: float
+    trouble: Trouble | None
+    extra: int
 
 
 class Guard(Adapter):
@@ -72,6 +82,11 @@ class Guard(Adapter):
         if not isinstance(adapter, Adapter) or isinstance(adapter, Guard):
             raise TypeError(
                 f"Guard takes an adapter made by moetta.adapt(), not {type(adapter).__name__}"
+            )
+        if adapter.ranks is not None:
+            raise ValueError(
+                "Guard cannot run on several ranks: it compares the answers of single processes; "
+                "guard an adapter without process_group, or use reset="
             )
         self.adapter = adapter
         self.options = GuardConfig.preset(**options)
@@ -137,56 +152,47 @@ class Guard(Adapter):
             self.surgery.check_alive()
             inputs = Inputs.checked(args, kwargs)
             if self._paused:
-                logits, report = (
-                    self._source(inputs) if self.mode == "source" else self._asked(inputs)
+                logits, report, weight = (
+                    self._source(inputs) if self.mode == "source" else self._unwatched(inputs)
                 )
-                self._publish(replace(report, skipped="paused"), None, self.mode == "source")
+                self._publish(replace(report, skipped="paused"), None, weight)
                 return logits
+            event: Event | None = None
             if self.mode == "source":
-                logits, report = self._source(inputs)
-                event, from_source = None, True
+                logits, report, weight = self._source(inputs)
             else:
-                logits, report, event = self._watched(inputs)
-                from_source = event is not None
+                logits, report, weight, event = self._watched(inputs)
             self.steps += 1
             action = self.recovery.pass_time(report.samples)
             if action is not None:
                 if action == "resume":
                     self._watch_anew()
                 event = self._record("", action, self.rate, 1.0)
-            self._publish(report, event, from_source)
+            self._publish(report, event, weight)
             return logits
 
-    def _asked(self, inputs: Inputs) -> tuple[Tensor, StepReport]:
-        """The adapter's call, unwatched."""
+    def _unwatched(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
+        """The adapter's answer."""
         with self._listening(self._answer):
             logits = self.adapter(*inputs.args, **inputs.kwargs)
         assert self.adapter.last is not None
-        return logits, self.adapter.last
+        return logits, self.adapter.last, 1.0
 
-    def _source(self, inputs: Inputs) -> tuple[Tensor, StepReport]:
+    def _source(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
         """The source model's answer."""
         logits = self.reference.logits(inputs)
         self._answer(logits)
         size = len(inputs)
         why = "guard: source model"
-        return logits, StepReport(size, size, 0, entropy(logits), skipped=why)
+        return logits, StepReport(size, size, 0, entropy(logits), skipped=why), 0.0
 
-    def _watched(self, inputs: Inputs) -> tuple[Tensor, StepReport, Event | None]:
-        """The adapter's call, checked between its prediction and its update."""
-        found: list[tuple[str, float, float]] = []
-        answers: list[Tensor] = []
-        extra = 0
+    def _watched(self, inputs: Inputs) -> tuple[Tensor, StepReport, float, Event | None]:
+        """The adapter's answer, checked between its prediction and its update."""
+        checked: list[_Checked] = []
 
         def look(logits: Tensor) -> None:
-            nonlocal extra
-            trouble, extra = self._check(inputs, logits)
-            if trouble is not None:  # then the answers to this batch are in doubt as well
-                found.append(trouble)
-                logits = self.reference.logits(inputs)
-                extra += len(inputs)
-            answers.append(logits)
-            self._answer(logits)
+            checked.append(self._check(inputs, logits))
+            self._answer(checked[0].logits)
 
         hold = self.mode == "hold"
         # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
@@ -196,17 +202,19 @@ class Guard(Adapter):
         with self._listening(look), self.adapter.paused() if hold else contextlib.nullcontext():
             self.adapter(*inputs.args, **inputs.kwargs)
         self._shorten_step(before, kept)
+        logits, weight, trouble, extra = checked[0]
         report = self.adapter.last
         assert report is not None
         report = replace(report, forwards=report.forwards + extra)
         if hold:
             report = replace(report, skipped="guard: hold")
-        if not found and not all(map(_finite, self.adapter.trained.values())):
-            found.append(("non-finite", math.nan, 0.0))
-        if not found:
+        if weight < 1:
+            report = replace(report, entropy=entropy(logits))
+        if trouble is None and not all(map(_finite, self.adapter.trained.values())):
+            trouble = ("non-finite", math.nan, 0.0)
+        if trouble is None:
             self._keep_if_good()
-            return answers[0], report, None
-        return answers[0], replace(report, entropy=entropy(answers[0])), self._act(*found[0])
+        return logits, report, weight, None if trouble is None else self._act(*trouble)
 
     @contextlib.contextmanager
     def _listening(self, callback: Callable[[Tensor], None]) -> Iterator[None]:
@@ -232,32 +240,42 @@ class Guard(Adapter):
 
     # --- watching -------------------------------------------------------------------------------
 
-    def _check(self, inputs: Inputs, logits: Tensor) -> tuple[tuple[str, float, float] | None, int]:
-        """Look at a sample of the batch.
-
-        Returns:
-            Reason, value and threshold of trouble, if any, and how many images were sampled.
-        """
+    def _check(self, inputs: Inputs, logits: Tensor) -> _Checked:
+        """Look at a sample of the batch, and answer as far as the adapted model is trusted."""
         if not _finite(logits):
-            return ("non-finite", math.nan, 0.0), 0
-        suspicious = max(self.watch.levels.values()) >= SUSPICION
-        index = self.sampler.choose(len(inputs), self.steps, suspicious).to(logits.device)
+            source = self.reference.logits(inputs)
+            return _Checked(source, 0.0, ("non-finite", math.nan, 0.0), len(inputs))
+        closely = self.watch.trust < TRUSTED
+        index = self.sampler.choose(len(inputs), self.steps, closely).to(logits.device)
         if len(index) == 0:
-            return None, 0
+            return _Checked(logits, 1.0, None, 0)
+        source, extra = self.reference.logits(inputs.select(index)), len(index)
+        trouble = self._trouble(source, logits[index])
+        weight = 0.0 if trouble is not None else self.watch.trust
+        if weight >= TRUSTED:
+            return _Checked(logits, 1.0, None, extra)
+        if extra == len(inputs):
+            source = source[index.argsort()]
+        else:
+            source, extra = self.reference.logits(inputs), extra + len(inputs)
+        return _Checked(weighted_mean(source, logits, weight), weight, trouble, extra)
+
+    def _trouble(self, source: Tensor, adapted: Tensor) -> Trouble | None:
+        """Take images that both models have classified; returns what is wrong, if anything."""
         looks = self.watch.looks
-        name = self.watch.add(self.reference.logits(inputs.select(index)), logits[index])
+        name = self.watch.add(source, adapted)
         if self.watch.looks > looks:
             self.looks_since_good += self.watch.looks - looks
             self.drift = self.reference.drift()
             if self.mode == "adapt" and self.drift > self.options.drift_limit:
-                return ("drift", self.drift, self.options.drift_limit), len(index)
-        return None if name is None else (name, self.watch.levels[name], 1.0), len(index)
+                return ("drift", self.drift, self.options.drift_limit)
+        return None if name is None else (name, self.watch.levels[name], 1.0)
 
     def _keep_if_good(self) -> None:
-        """Remember the current state if no detector holds evidence against it."""
+        """Remember the current state if it is trusted and no detector holds evidence against it."""
         if self.mode != "adapt" or self.looks_since_good < LOOKS_BETWEEN_SNAPSHOTS:
             return
-        if self.watch.calm:
+        if self.watch.calm and self.watch.trust >= TRUSTED:
             self.good = self.adapter.state_dict()
             self.good_is_source = False
             self.looks_since_good = 0
@@ -298,7 +316,7 @@ class Guard(Adapter):
             logger.info("guard: %s at step %d, rate %.4g", action, event.step, self.rate)
         return event
 
-    def _publish(self, report: StepReport, event: Event | None, from_source: bool) -> None:
+    def _publish(self, report: StepReport, event: Event | None, weight: float) -> None:
         values = {f.name: getattr(report, f.name) for f in fields(StepReport)}
         findings = Findings(
             mode=self.mode,
@@ -307,7 +325,7 @@ class Guard(Adapter):
             levels=self.watch.levels,
             look=self.watch.last,
             event=event,
-            from_source=from_source,
+            weight=weight,
         )
         self.last = GuardReport(**values, guard=findings)
         self.totals = self.totals.plus(self.last)

@@ -10,16 +10,13 @@ from torch import Tensor
 
 from moetta.core.functional import entropy
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
+from moetta.guard.trust import Trust, confidence_in_doubt
 
-# The source model's mean confidence in answers that are overruled at random is its mean confidence
-# on all images; in answers that are overruled because they are doubtful it is little more than half
-# of that. This is half-way; docs/guard.md says where this was tested.
-OVERRULED = 0.75
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
 # both shipped ViTs on their classical streams. A factor of 2 is allowed.
 OVERCONFIDENCE = 2.0
 # Columns of a pending row.
-SOURCE, COMPARED, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(6)
+SOURCE, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(5)
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,10 @@ class Watch:
         self.overruling = MeanDetector(each)
         self.entropy = MeanDetector(each)
         self.disagreement = RateDetector(each)
+        # Made when the number of classes is known.
         self.frequencies: Frequencies | None = None
-        self.pending = torch.zeros(0, 6, dtype=torch.float64)
+        self.overruled: Trust | None = None
+        self.pending = torch.zeros(0, 5, dtype=torch.float64)
         self.looks = 0
         self.last: Look | None = None
 
@@ -83,51 +82,60 @@ class Watch:
         """Whether no detector holds any evidence: the usual sign that no change has begun."""
         return all(level == 0 for level in self.levels.values())
 
+    @property
+    def trust(self) -> float:
+        """The weight of the adapted model's answers, from 0 to 1; the source model has the rest."""
+        overruled = 1.0 if self.overruled is None else self.overruled.value
+        return max(0.0, min(overruled, 1 - max(self.levels.values())))
+
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
         source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
-        if self.frequencies is None:
+        if self.frequencies is None or self.overruled is None:
             self.frequencies = Frequencies(source_logits.shape[1])
-        source, adapted = source_logits.argmax(-1), adapted_logits.argmax(-1)
-        excused = self.frequencies.excused(source_logits, adapted)
+            self.overruled = Trust(source_logits.shape[1])
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
         rows = (
-            source,
-            torch.where(excused, adapted, source),
-            adapted,
+            source_logits.argmax(-1),
+            adapted_logits.argmax(-1),
             entropy(adapted_logits),
             entropy(source_logits),
             doubt,
         )
         self.pending = torch.cat((self.pending, torch.stack([r.double() for r in rows], 1)))
         while len(self.pending) >= self.size:
-            self._look(self.pending[: self.size], self.frequencies)
+            self._look(self.pending[: self.size], self.frequencies, self.overruled)
             self.pending = self.pending[self.size :].clone()
             name, level = max(self.levels.items(), key=lambda item: item[1])
             if level >= 1:
                 return name
         return None
 
-    def _look(self, rows: Tensor, frequencies: Frequencies) -> None:
-        source, compared, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
+    def _look(self, rows: Tensor, frequencies: Frequencies, overruled: Trust) -> None:
+        source, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
         means = rows.mean(0)
-        differ = compared != adapted
+        differ = source != adapted
         sure = 1 - rows[:, DOUBT]
         look = Look(
-            agreement=float((source == adapted).double().mean()),
+            agreement=1 - float(differ.double().mean()),
             overruled=float(sure[differ].mean()) if differ.any() else 0.0,
             doubt=float(means[DOUBT]),
-            concentration=frequencies.concentration(compared, adapted),
+            concentration=frequencies.concentration(source, adapted),
             entropy=float(means[ENTROPY]),
             source_entropy=float(means[SOURCE_ENTROPY]),
         )
-        frequencies.add(source, compared, adapted)
-        largest = math.log(frequencies.counts.shape[1])
+        frequencies.add(source, adapted)
+        overruled.add(sure, differ)
+        classes = frequencies.counts.shape[1]
+        largest = math.log(classes)
         # The least that a look varies by: half a changed prediction, at half the range of ln C.
         floor = largest / (4 * self.size)
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
-        excess = (sure - OVERRULED * sure.mean())[differ].sum() / len(rows)
+        # Half-way from overruling in doubt to overruling at random.
+        mean = float(sure.mean())
+        limit = (confidence_in_doubt(mean, classes) + mean) / 2
+        excess = (sure - limit)[differ].sum() / len(rows)
         self.overruling.update(float(excess), 1 / (4 * self.size))
         # Adapting makes predictions surer; half-way to knowing nothing is not adapting.
         self.entropy.update(look.entropy - (look.source_entropy + largest) / 2, floor)
@@ -144,7 +152,9 @@ class Watch:
         if self.frequencies is not None:
             counts = self.frequencies.counts
             # The source model's frequencies still hold; the replaced model's are set to them.
-            self.frequencies.counts = counts[:1].repeat(3, 1)
+            self.frequencies.counts = counts[:1].repeat(2, 1)
+        if self.overruled is not None:
+            self.overruled = Trust(self.overruled.classes)
         self.pending = self.pending[:0].clone()
         self.looks = 0
         self.last = None
@@ -157,8 +167,9 @@ class Watch:
         }
         out["pending"] = self.pending.clone()
         out["looks"] = torch.tensor(self.looks)
-        if self.frequencies is not None:
+        if self.frequencies is not None and self.overruled is not None:
             out["frequencies"] = self.frequencies.counts.clone()
+            out["overruled"] = self.overruled.sums.clone()
         return out
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -168,8 +179,9 @@ class Watch:
         self.pending = state["pending"].detach().cpu().clone()
         self.looks = int(state["looks"])
         self.last = None
-        self.frequencies = None
+        self.frequencies = self.overruled = None
         if "frequencies" in state:
             counts = state["frequencies"].detach().cpu().clone()
-            self.frequencies = Frequencies(counts.shape[1])
+            self.frequencies, self.overruled = Frequencies(counts.shape[1]), Trust(counts.shape[1])
             self.frequencies.counts = counts
+            self.overruled.sums = state["overruled"].detach().cpu().clone()

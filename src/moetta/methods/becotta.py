@@ -119,7 +119,8 @@ class BECoTTA(Adapter[BECoTTAConfig]):
     def routing(self, samples: int) -> dict[str, Tensor]:
         """Adapters of each sample [B, k], by block."""
         chosen = {name: layer.chosen for name, layer in self.mixtures.items()}
-        return {name: experts for name, experts in chosen.items() if experts is not None}
+        found = {name: experts for name, experts in chosen.items() if experts is not None}
+        return self.whole(found)
 
     def expert_counts(self) -> dict[str, int]:
         """The number of adapters after each block."""

@@ -130,7 +130,7 @@ class CoTTA(Adapter[CoTTAConfig]):
 
         generator, total = self.generator(), torch.zeros((), device=self.device)
         for _ in range(self.config.augmentations):
-            view = self.pixels.changed(inputs, lambda x: augment(x, generator))
+            view = self.pixels.changed(inputs, lambda x: augment(x, generator, share=inputs.share))
             total = total + view.logits(self.model)
         return total / self.config.augmentations
 

@@ -107,7 +107,7 @@ class DeYO(NormAffineAdapter[DeYOConfig]):
         assert images is not None
         config, generator = self.config, self.generator()
         if config.destroy == "patch":
-            broken = shuffle_patches(images, config.patches, generator)
+            broken = shuffle_patches(images, config.patches, generator, inputs.share)
         elif config.destroy == "pixel":
             broken = shuffle_pixels(images, generator)
         else:

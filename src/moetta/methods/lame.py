@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from moetta.core.config import Config, positive
 from moetta.core.no_gradient import NoGradientAdapter
 from moetta.methods.registry import Citation, Drawn, register
+from moetta.nn import ranks
 from moetta.nn.head import WrappedHead
 
 ITERATIONS, TOLERANCE = 100, 1e-8
@@ -86,6 +87,9 @@ class SmoothingHead(WrappedHead):
         """Logarithms of the smoothed probabilities."""
         checked = self.check(features)
         logs = self.classify(features).to(checked.dtype).log_softmax(-1)
+        return ranks.held_of(self._agreed(ranks.whole(checked), ranks.whole(logs)))
+
+    def _agreed(self, checked: Tensor, logs: Tensor) -> Tensor:
         sound = checked.isfinite().all(1) & logs.isfinite().any(1)
         if not sound.any():
             return logs

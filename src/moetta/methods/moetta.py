@@ -143,6 +143,8 @@ def is_vit_large(network: nn.Module) -> bool:
 class MoETTA(Adapter[MoETTAConfig]):
     """Experts and routers learn from the entropy of reliable samples, and to share the load."""
 
+    over_ranks = True
+
     def build(self, source: Source) -> None:
         """Give the norm layers experts."""
         config = self.config
@@ -255,6 +257,8 @@ class MoETTA(Adapter[MoETTAConfig]):
     def routing(self, samples: int) -> dict[str, Tensor]:
         """The experts of each sample in the last prediction [B, k], by layer."""
         found = self._routings()
+        if self.share is not None:
+            samples = self.share.total
         if self.config.routing == "batch":
             return {name: r.experts.expand(samples, -1) for name, r in found.items()}
         return {name: _by_sample(name, r.experts, samples) for name, r in found.items()}
@@ -266,8 +270,15 @@ class MoETTA(Adapter[MoETTAConfig]):
             return super().merge()
 
     def _routings(self) -> dict[str, Routing]:
-        """What the forward pass left on the layers."""
-        return {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+        """What the forward pass left on the layers, of the whole batch."""
+        last = {name: layer.last for name, layer in self.layers.items() if layer.last is not None}
+        if self.share is None or self.config.routing == "batch":
+            return last
+        found = self.whole(
+            {f"p {name}": r.probabilities for name, r in last.items()}
+            | {f"experts {name}": r.experts for name, r in last.items()}
+        )
+        return {name: Routing(found[f"p {name}"], found[f"experts {name}"]) for name in last}
 
     def _clear(self) -> None:
         for layer in self.layers.values():

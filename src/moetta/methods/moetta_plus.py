@@ -16,6 +16,7 @@ from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import SGDConfig
 from moetta.core.objective import Step
 from moetta.methods.registry import Drawn, register
+from moetta.nn import ranks
 from moetta.nn.head import find_head
 from moetta.nn.moe import Routing, with_experts
 from moetta.nn.norms import Norm, find_norms
@@ -99,6 +100,7 @@ class Styles(nn.Module):
     Attributes:
         inner: the norm layer.
         last: each sample's style in the last batch, as a routing that layers with experts follow.
+        whole: the same for the whole batch, one-hot, where that is spread over several ranks.
         learning: count the batch in the running values.
         pending: the running values with that batch, for the adapter to keep.
     """
@@ -122,19 +124,21 @@ class Styles(nn.Module):
             "style_members": torch.zeros(count, **options),
         }
         self.last: Routing | None = None
+        self.whole = torch.zeros(0)
         self.learning = False
         self.pending: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Find the styles, then run the layer."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            styles = self.describe(x.detach().float())
+            styles = ranks.whole(self.describe(x.detach().float()))
             self.pending = self.advanced(styles) if self.learning else {}
             chosen = self.nearest(styles, self.running | self.pending)
             one = F.one_hot(chosen, self.config.styles).to(styles)
             if self.learning:
                 self.pending |= self.moved(styles, one)
-            self.last = Routing(one, chosen[:, None])
+            self.whole = one
+            self.last = Routing(ranks.held_of(one), ranks.held_of(chosen)[:, None])
         y: Tensor = self.inner(x)
         return y
 
@@ -234,9 +238,9 @@ class CentredHead(nn.Module):
         with torch.autocast(phi.device.type, enabled=False):
             count, total = self.running["feature_count"], self.running["feature_sum"]
             if self.learning:
-                one = routing.probabilities
+                one = self._styles[0].whole
                 count = count + one.sum(0)
-                total = total + one.T @ phi.detach().float()
+                total = total + one.T @ ranks.whole(phi.detach().float())
                 self.pending = {"feature_count": count, "feature_sum": total}
             overall = total.sum(0) / count.sum().clamp(min=1)
             means = (total + self.shrink * overall) / (count + self.shrink)[:, None]
@@ -257,6 +261,8 @@ class CentredHead(nn.Module):
 )
 class MoETTAPlus(Adapter[MoETTAPlusConfig]):
     """Experts and centres by style, with a diversity term and a leash."""
+
+    over_ranks = True
 
     def build(self, source: Source) -> None:
         """Add the styles, the experts and the centred classifier."""
@@ -302,7 +308,7 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
     def routing(self, samples: int) -> dict[str, Tensor]:
         """Each sample's style in the last prediction [B, 1]."""
         last = self.styles.last
-        return {} if last is None else {"style": last.experts}
+        return {} if last is None else self.whole({"style": last.experts})
 
     def experts(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Offsets of scale and shift of every style, [E, D] each, by layer."""

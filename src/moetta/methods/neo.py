@@ -13,6 +13,7 @@ from moetta.core.adapter import Source
 from moetta.core.config import Config, share
 from moetta.core.no_gradient import NoGradientAdapter
 from moetta.methods.registry import Citation, Drawn, register
+from moetta.nn import ranks
 from moetta.nn.head import WrappedHead, find_head, listening
 
 
@@ -60,7 +61,7 @@ class RecentredHead(WrappedHead):
         """Centre, then classify."""
         mean = self.mean
         if self.learning:
-            mean = self._updated(self.check(features))
+            mean = self._updated(ranks.whole(self.check(features)))
         if mean is None:
             return self.classify(features)
         offset = mean if self.origin is None else mean - self.origin

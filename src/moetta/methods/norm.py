@@ -18,7 +18,14 @@ from moetta.core.config import Config, share
 from moetta.core.inputs import Inputs
 from moetta.core.objective import Objective
 from moetta.methods.registry import Citation, Drawn, register
-from moetta.nn.norms import find_norms, listed, trailing_activation
+from moetta.nn.norms import (
+    batch_moments,
+    batch_norm,
+    find_norms,
+    listed,
+    trailing_activation,
+    values_per_channel,
+)
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,9 @@ class MixedStatNorm(nn.Module):
         """Normalise, scale and shift."""
         mean, var = self.running_mean, self.running_var
         if mean is None:  # a layer without source statistics always takes the batch's
-            y = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-            return self._end(y)
-        if x.numel() // x.shape[1] > 1:  # a single value per channel has no variance
-            var_b, mean_b = torch.var_mean(x.transpose(0, 1).flatten(1), 1, correction=0)
+            return self._end(batch_norm(x, self.weight, self.bias, self.eps))
+        if values_per_channel(x) > 1:  # a single value per channel has no variance
+            mean_b, var_b = batch_moments(x)
             mean = self.source_share * mean + (1 - self.source_share) * mean_b
             var = self.source_share * var + (1 - self.source_share) * var_b
         return self._end(F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps))

@@ -117,8 +117,8 @@ class REM(NormAffineAdapter[REMConfig]):
             self.first, self.attention = blocks[0], find_attention(self.network, blocks[-1])
         except ValueError as error:
             raise ValueError(
-                "rem needs a ViT with a class token and attention blocks (timm's or "
-                f"torchvision's), not {type(self.network).__name__}: {error}"
+                "rem needs a ViT with a class token and attention blocks (timm's, torchvision's or "
+                f"Hugging Face's), not {type(self.network).__name__}: {error}"
             ) from error
         if getattr(self.network, "grad_checkpointing", False):
             raise ValueError(

@@ -19,7 +19,13 @@ from moetta.core.objective import Step
 from moetta.core.pixels import PixelConfig, Pixels
 from moetta.core.teacher import Teacher
 from moetta.methods.registry import Citation, Drawn, register
-from moetta.nn.norms import find_norms, trailing_activation
+from moetta.nn.norms import (
+    batch_moments,
+    batch_norm,
+    find_norms,
+    trailing_activation,
+    values_per_channel,
+)
 
 
 @dataclass(frozen=True)
@@ -128,10 +134,9 @@ class SlowStatNorm(nn.Module):
         mean = self.running_mean if self.mean is None else self.mean
         var = self.running_var if self.var is None else self.var
         if mean is None:  # no source statistics to start from
-            y = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-            return self._end(y)
-        if self.learning and x.numel() // x.shape[1] > 1:
-            var_b, mean_b = torch.var_mean(x.transpose(0, 1).flatten(1), 1, correction=0)
+            return self._end(batch_norm(x, self.weight, self.bias, self.eps))
+        if self.learning and values_per_channel(x) > 1:
+            mean_b, var_b = batch_moments(x)
             mean = (1 - self.share) * mean + self.share * mean_b
             var = (1 - self.share) * var + self.share * var_b
             self.mean, self.var = mean.detach(), var.detach()
@@ -171,6 +176,8 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
     There is one step per `memory` samples, at any batch size. Teacher and student share the
     BatchNorm statistics.
     """
+
+    over_ranks = True
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Adam."""
@@ -221,6 +228,7 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
             step.skipped = "non-finite loss or gradient"
             return step
         doubts = -(p * (p + 1e-6).log()).sum(-1)
+        images = inputs.whole(images)  # every rank keeps the same memory
         memory, store = self._remembered(images, p.shape[1])
         for place, (label, doubt) in enumerate(
             zip(p.argmax(-1).tolist(), doubts.tolist(), strict=True)
@@ -229,7 +237,7 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
             if slot is not None:
                 store[slot] = images[place]
             if memory.seen % self.config.memory == 0:
-                self._step(step, memory, store[: len(memory.items)])
+                self._step(step, memory, inputs.part(store[: len(memory.items)]))
         self._remember(memory, store)
         return step
 
@@ -255,28 +263,28 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
         self.running["facts"] = facts.to(store.device)
         self.running["seen"] = torch.tensor(memory.seen, device=store.device)
 
-    def _step(self, step: Step, memory: Memory, images: Tensor) -> None:
+    def _step(self, step: Step, memory: Memory, batch: Inputs) -> None:
         """The student learns what the teacher says about the memory; young samples count more."""
         from moetta.nn.augment import augment  # torchvision takes long to import
 
-        batch, generator = Inputs((images,), {}), self.generator()
+        generator = self.generator()
         with torch.no_grad(), self.teacher.answering():
             target = batch.logits(self.model).float().softmax(-1)
-        view = self.pixels.changed(batch, lambda x: augment(x, generator))
+        view = self.pixels.changed(batch, lambda x: augment(x, generator, share=batch.share))
         self._learning(True)
         try:
             student = view.logits(self.model)
         finally:
             self._learning(False)
-        ages = torch.tensor(memory.ages(), dtype=torch.float32, device=images.device)
+        ages = torch.tensor(memory.ages(), dtype=torch.float32, device=target.device)
         weights = torch.sigmoid(-ages / memory.size)
         differences = -(target * student.float().log_softmax(-1)).sum(-1)
         loss = (weights * differences).mean()
         step.losses["memory"] = loss
-        step.forwards += 2 * len(images)
+        step.forwards += 2 * len(batch)
         step.skipped = self.descend(loss)
         if step.skipped is None:
-            step.backwards += len(images)
+            step.backwards += len(batch)
             for name, norm in self.slow.items():
                 self.running |= {f"mean.{name}": norm.mean, f"var.{name}": norm.var}
             self.teacher.follow(self.config.decay)

@@ -102,6 +102,8 @@ def early(network: nn.Module, norms: list[Norm]) -> list[Norm]:
 class SAR(NormAffineAdapter[SARConfig]):
     """Two passes per step: find the sharpest nearby point, learn from the gradient there."""
 
+    over_ranks = True
+
     def choose(self, norms: list[Norm]) -> list[Norm]:
         """All but the last blocks."""
         return early(self.network, norms)

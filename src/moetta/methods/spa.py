@@ -130,6 +130,8 @@ def _whole(amounts: Tensor, patch: int, height: int, width: int) -> Tensor:
 class SPA(PredictorAdapter[SPAConfig]):
     """The clean prediction teaches two weakened views; the noise learns where it disturbs."""
 
+    over_ranks = True
+
     def build(self, source: Source) -> None:
         """Train the norm layers and the predictor."""
         super().build(source)

@@ -9,6 +9,8 @@ import torchvision.transforms.functional as TF
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
+from moetta.nn.ranks import Share, draw
+
 _GREY = 1  # one channel has neither saturation nor hue
 
 
@@ -19,6 +21,7 @@ def augment(
     blur: bool = True,
     noise: bool = True,
     padding: Literal["edge", "reflect"] = "edge",
+    share: Share | None = None,
 ) -> Tensor:
     """One random view, with the same draw for every image of the batch.
 
@@ -31,13 +34,15 @@ def augment(
         blur: blur a little.
         noise: add a little noise.
         padding: what lies beyond the edges.
+        share: which part of a batch these are, if it is spread over several ranks.
     """
     if pixels.shape[1] not in (_GREY, 3):
         raise ValueError(f"can augment images of 1 or 3 channels, not {pixels.shape[1]}")
     x = _jitter(pixels.clamp(0, 1), generator)
     x = _move(x, generator, blur, padding)
     if noise:
-        x = x + 0.005 * torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        options = {"generator": generator, "device": x.device, "dtype": x.dtype}
+        x = x + 0.005 * draw(torch.randn, x.shape, share, **options)
     return x.clamp(0, 1)
 
 

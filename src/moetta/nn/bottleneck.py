@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from moetta.nn import ranks
 from moetta.nn.blocks import Block
 
 
@@ -25,6 +26,18 @@ def gate_noise(like: Tensor, seed: Tensor, stream: int) -> Tensor:
 @gate_noise.register_fake
 def _(like: Tensor, seed: Tensor, stream: int) -> Tensor:
     return torch.empty(like.shape, device=like.device, dtype=torch.float32)
+
+
+def _noise(like: Tensor, seed: Tensor, stream: int) -> Tensor:
+    """`gate_noise` for these rows of the whole batch."""
+    share = ranks.current()
+    if share is None:
+        return gate_noise(like, seed, stream)
+
+    def whole(shape: tuple[int, ...]) -> Tensor:
+        return gate_noise(like.new_empty(shape), seed, stream)
+
+    return ranks.draw(whole, like.shape, share)
 
 
 class BottleneckMixture(nn.Module):
@@ -136,11 +149,11 @@ class BottleneckMixture(nn.Module):
         if self.routers == 1 or not self.noisy:
             gates = self.gates.mean(0)
         else:
-            draw = gate_noise(x.detach()[:, 0, 0], self.seed, 2 * self.index + 1)
+            draw = _noise(x.detach()[:, 0, 0], self.seed, 2 * self.index + 1)
             router = (torch.special.ndtr(draw) * self.routers).long().clamp(max=self.routers - 1)
             gates = self.gates[router]
         clean, raw = (x @ gates).float().chunk(2, dim=-1)
         if self.noisy:
-            noise = gate_noise(clean.detach(), self.seed, 2 * self.index)
+            noise = _noise(clean.detach(), self.seed, 2 * self.index)
             clean = clean + noise * (F.softplus(raw) + 0.01)
         return clean.sum(1)

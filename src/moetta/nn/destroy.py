@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moetta.nn.ranks import Share, draw
 
-def shuffle_patches(images: Tensor, patches: int, generator: torch.Generator) -> Tensor:
+
+def shuffle_patches(
+    images: Tensor, patches: int, generator: torch.Generator, share: Share | None = None
+) -> Tensor:
     """Cut each image into a ``patches`` x ``patches`` grid and shuffle it, each differently.
 
-    Sides that the grid does not divide are resized to the next lower multiple, then back.
+    Sides that the grid does not divide are resized to the next lower multiple, then back. The
+    images may be a ``share`` of a batch that is spread over several ranks.
     """
     batch, channels, height, width = images.shape
     rows, columns = height // patches, width // patches
@@ -20,7 +25,8 @@ def shuffle_patches(images: Tensor, patches: int, generator: torch.Generator) ->
     x = images if fits else _resize(images, rows * patches, columns * patches)
     x = x.reshape(batch, channels, patches, rows, patches, columns)
     x = x.permute(0, 2, 4, 1, 3, 5).reshape(batch, patches**2, channels, rows, columns)
-    draws = torch.rand(batch, patches**2, generator=generator, device=images.device)
+    options = {"generator": generator, "device": images.device}
+    draws = draw(torch.rand, (batch, patches**2), share, **options)
     order = draws.argsort(1)
     x = x[torch.arange(batch, device=images.device)[:, None], order]
     x = x.reshape(batch, patches, patches, channels, rows, columns).permute(0, 3, 1, 4, 2, 5)

@@ -4,17 +4,21 @@ The obvious code (normalise, gather, scale, shift) makes autograd keep the norma
 and several products besides the input. Here one autograd function keeps the input and its row
 statistics, as the native LayerNorm does, and recomputes the rest in the backward pass.
 `moe_layer_norm` also includes the routing, so that the gradient through the mean token is added
-directly and needs no full-size tensor. `moe_layer_norm_reference` is the same in plain PyTorch;
-tests compare the two.
+directly and needs no full-size tensor. Where no gradient is asked for, it takes a shorter way.
+`moe_layer_norm_reference` is the same in plain PyTorch; tests compare them.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch gives it no types
 
 
 def choose(p: Tensor, top_k: int, unit_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,6 +187,38 @@ class _MoELayerNorm(torch.autograd.Function):
         return dx, None, None, *d_experts.chunk(2, 1), *router, None, None, None, None
 
 
+def _without_gradient(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    expert_weight: Tensor,
+    expert_bias: Tensor,
+    router_weight: Tensor,
+    router_bias: Tensor,
+    eps: float,
+    top_k: int,
+    unit_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The forward pass alone; for one image in few calls, since they are what takes the time."""
+    plain = x.device.type == "cpu" and x.dtype == expert_weight.dtype
+    traced = torch.compiler.is_compiling() or _is_tracing()
+    if len(x) == 1 and top_k == 1 and plain and not traced:
+        tokens = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+        p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
+        index = p.topk(1, dim=-1).indices
+        expert = int(index)  # a number: a tensor as index costs more than the whole sum
+        gamma, beta = weight + expert_weight[expert], bias + expert_bias[expert]
+        return F.layer_norm(x, gamma.shape, gamma, beta, eps), p, index
+    tokens = _tokens(x)
+    p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
+    index, chosen, constant = choose(p, top_k, unit_weights)
+    c = (chosen / constant).unsqueeze(1)
+    gamma = weight + torch.bmm(c, expert_weight[index]).squeeze(1)
+    beta = bias + torch.bmm(c, expert_bias[index]).squeeze(1)
+    y = _normalise(tokens, gamma, beta, eps)[0]
+    return y.view(x.shape).to(x.dtype), p, index
+
+
 def sample_affine_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
     """LayerNorm of [B, ..., D] with each sample's own ``gamma`` and ``beta`` [B, D]."""
     with torch.autocast(x.device.type, enabled=False):
@@ -204,9 +240,12 @@ def moe_layer_norm(
     router_grad: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`moe_layer_norm_reference`, fused. Shared ``weight`` and ``bias`` are frozen: no gradient."""
-    with torch.autocast(x.device.type, enabled=False):
+    arguments = x, weight, bias, expert_weight, expert_bias, router_weight, router_bias
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        if not torch.is_grad_enabled():
+            return _without_gradient(*arguments, eps, top_k, unit_weights)
         out: tuple[Tensor, Tensor, Tensor] = _MoELayerNorm.apply(
-            x, weight, bias, expert_weight, expert_bias, router_weight, router_bias,
-            eps, top_k, unit_weights, router_grad,
-        )  # fmt: skip
+            *arguments, eps, top_k, unit_weights, router_grad
+        )
         return out

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moetta.nn.norms import listed
+from moetta.nn.ranks import Share
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,20 @@ class Heard:
 
     passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def of(self, logits: Tensor, head: Head) -> Tensor:
-        """The features [B, D] behind these logits.
+    def of(self, logits: Tensor, head: Head, share: Share | None = None) -> Tensor:
+        """The features [B, D] behind these logits; on several ranks, those of this rank's rows.
 
         Raises:
             ValueError: the head did not produce these logits, so its features do not explain them.
         """
-        if len(self.passes) == 1:
-            features, output = self.passes[0]
-            if features.dim() == 2 and _alike(output.detach(), logits.detach()):
-                return features
-        raise ValueError(NOT_THE_CLASSIFIER.format(name=head.name))
+        with contextlib.nullcontext() if share is None else share.ranks.together():
+            if len(self.passes) == 1:
+                features, output = self.passes[0]
+                if share is not None:
+                    output, logits = share.real(output), share.mine(logits)
+                if features.dim() == 2 and _alike(output.detach(), logits.detach()):
+                    return features
+            raise ValueError(NOT_THE_CLASSIFIER.format(name=head.name))
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.nn import fused
+from moetta.nn import fused, ranks
 from moetta.nn.norms import Norm, normalise, trailing_activation
 
 _skip_init: Any = nn.utils.skip_init  # torch gives it no types
@@ -111,7 +111,7 @@ class MoENorm(nn.Module):
         with torch.autocast(token_mean.device.type, enabled=False):
             logits = self.router(token_mean.to(self.router.weight.dtype))
             if self.batch_routing:
-                logits = logits.mean(0, keepdim=True)
+                logits = _batch_mean(logits)
             p = logits.softmax(-1)
         return Routing(p, p.topk(self.top_k, dim=-1).indices)
 
@@ -143,10 +143,11 @@ class MoELayerNorm(MoENorm):
         """Route each sample, normalise each token."""
         if self.channels_first:
             x = x.permute(0, 2, 3, 1)
-        if self.router is not None and not self.batch_routing:
+        router = self.router
+        if router is not None and not self.batch_routing:
             y, p, experts = fused.moe_layer_norm(
                 x, self.weight, self.bias, self.expert_weight, self.expert_bias,
-                self.router.weight, self.router.bias,
+                router.weight, router.bias,
                 self.eps, self.top_k, self.unit_weights, self.router_grad,
             )  # fmt: skip
             self.last = Routing(p, experts)
@@ -177,6 +178,15 @@ class MoEChannelNorm(MoENorm):
         plain = normalise(self.norm, x, self.batch_statistics)
         y: Tensor = self.tail(torch.addcmul(beta.view(shape), plain, gamma.view(shape)).to(x.dtype))
         return y
+
+
+def _batch_mean(rows: Tensor) -> Tensor:
+    """The mean row of the whole batch [1, D]."""
+    share = ranks.current()
+    if share is None:
+        return rows.mean(0, keepdim=True)
+    count = len(rows) // share.held * share.total
+    return share.sum(share.real(rows).sum(0, keepdim=True)) / count
 
 
 def with_experts(norm: Norm, experts: int, **options: Any) -> MoENorm:

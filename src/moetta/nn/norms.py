@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from moetta.nn import ranks
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -134,14 +136,57 @@ class BatchStatNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise by the batch's own mean and variance."""
-        if x.numel() // x.shape[1] > 1:
-            x = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        if values_per_channel(x) > 1:
+            x = batch_norm(x, self.weight, self.bias, self.eps)
         else:
             x = F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         out: Tensor = self.tail(x)
         return out
+
+
+def values_per_channel(x: Tensor) -> int:
+    """How many values of [B, D, ...] the statistics of one channel come from."""
+    share = ranks.current()
+    own = x.numel() // x.shape[1]
+    return own if share is None else own // share.held * share.total
+
+
+def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel of [B, D, ...] over the whole batch."""
+    share = ranks.current()
+    if share is None:
+        var, mean = torch.var_mean(x.transpose(0, 1).flatten(1), 1, correction=0)
+        return mean, var
+    values = share.real(x).transpose(0, 1).flatten(1)
+    values = values if values.dtype == torch.float64 else values.float()
+    count = values_per_channel(x)
+    mean = share.sum(values.sum(1)) / count
+    return mean, share.sum((values - mean[:, None]).square().sum(1)) / count
+
+
+def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Normalise by the statistics of the whole batch, then scale and shift."""
+    if ranks.current() is None:
+        return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+    mean, var = batch_moments(x)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    y = (x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()
+    y = y if weight is None else y * weight.view(shape)
+    y = y if bias is None else y + bias.view(shape)
+    return y.to(x.dtype)
+
+
+def own_statistics(network: nn.Module) -> str | None:
+    """The first BatchNorm that always takes the statistics of the rows it is given, if any."""
+    # One inside a layer of ours is not called: only its values are used.
+    ours = [name for name, module in network.named_modules() if hasattr(module, "batch_statistics")]
+    for name, module in network.named_modules():
+        alone = isinstance(module, _BatchNorm) and module.running_mean is None
+        if alone and not any(name.startswith(f"{outer}.") for outer in ours):
+            return name
+    return None
 
 
 def trailing_activation(norm: nn.Module) -> nn.Module:
@@ -157,7 +202,7 @@ def normalise(norm: nn.Module, x: Tensor, batch_statistics: bool = False) -> Ten
         return F.group_norm(x, norm.num_groups, eps=norm.eps)
     assert isinstance(norm, _BatchNorm)
     mean, var = norm.running_mean, norm.running_var
-    own = (batch_statistics or mean is None) and x.numel() // x.shape[1] > 1
+    own = (batch_statistics or mean is None) and values_per_channel(x) > 1
     if own or mean is None:
-        return F.batch_norm(x, None, None, training=True, eps=norm.eps)
+        return batch_norm(x, None, None, norm.eps)
     return F.batch_norm(x, mean, var, eps=norm.eps)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # polars takes a third of a second to import; summaries do no
 
 SCHEMA = 1
 """Schema of the files of a run; any other is refused."""
+EARLY_STOP = "checkpoint/early-stop.json"
+"""In the folder of a run that was stopped early, and has no result."""
 # What every card and summary must have, by its keys from the outside in.
 CARD: dict[tuple[str, ...], Any] = {
     ("method",): str,
@@ -262,6 +264,8 @@ def load_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
             runs.append(load_run(folder))
         except FileNotFoundError:
             reason = "unfinished; repeat the command that started it to resume"
+            if (folder / EARLY_STOP).is_file():
+                reason = "stopped early; repeat the command without --early-stop to finish it"
             problems.append(Problem(folder, reason))
         except ValueError as error:
             problems.append(Problem(folder, brief(error, folder)))

@@ -16,7 +16,7 @@ from moetta.serve.access import check_admin
 from moetta.serve.openapi import StreamId
 from moetta.serve.refusal import Refusal
 from moetta.serve.service import Service
-from moetta.serve.tenants import Tenant, tenant_name
+from moetta.serve.tenant import Tenant, tenant_name
 
 log = logging.getLogger("moetta.serve")
 Handler = TypeVar("Handler", bound=Callable[..., Any])

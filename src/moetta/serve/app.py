@@ -28,7 +28,7 @@ from moetta.serve.openapi import StreamId
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.service import Service
 from moetta.serve.settings import Settings
-from moetta.serve.tenants import Build, tenant_name
+from moetta.serve.tenant import Build, tenant_name
 
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -44,7 +44,7 @@ SECURITY = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def create_app(classifier: Classifier, build: Build, settings: Settings) -> FastAPI:
@@ -239,7 +239,7 @@ class Gate:
         begun = time.monotonic()
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
         predicting = scope["path"] == "/v1/predict" and scope["method"] == "POST"
         status = 0

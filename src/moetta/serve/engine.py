@@ -9,34 +9,31 @@ nothing is learnt at all.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from moetta.serve import decode
+from moetta.serve.answer import Answer, NotFinite
 from moetta.serve.classifier import Classifier
-from moetta.serve.jobs import Batch, Delivery, Job, JobQueue, deliver
-from moetta.serve.metrics import Metrics
+from moetta.serve.jobs import Batch, Job, JobQueue, deliver
+from moetta.serve.metrics import START_OVER, Metrics
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
-from moetta.serve.tenants import DEFAULT, Tenant, Tenants
+from moetta.serve.tenant import DEFAULT, Tenant
+from moetta.serve.tenants import Tenants
 from moetta.serve.watch import Recent, Watch
 
 log = logging.getLogger("moetta.serve")
 T = TypeVar("T")
 FAILED = Refusal(500, "the model failed on this batch; the log says why")
-
-
-class NotFinite(Exception):
-    """The model's logits are not finite."""
 
 
 class Engine:
@@ -59,6 +56,8 @@ class Engine:
         self.watch = watch
         self.paused = False
         self.saved = False
+        self.on_update: Callable[[Tenant], None] = lambda tenant: None
+        """Called in the engine's thread after every update."""
         self.recent: dict[str, Recent] = {}
         self.why = "waiting for the first images"
         """Whether the last batch was learnt from, in words."""
@@ -115,12 +114,15 @@ class Engine:
 
     def _run(self) -> None:
         while (work := self.queue.take()) is not None:
-            if isinstance(work, Batch):
-                self._batch(work)
-            elif isinstance(work, list):
-                self._expire(work)
-            else:
-                work()
+            try:
+                if isinstance(work, Batch):
+                    self._batch(work)
+                elif isinstance(work, list):
+                    self._expire(work)
+                else:
+                    work()
+            except Exception:  # the answers are out; what failed is only the accounting after them
+                log.exception("the engine failed after a batch, and goes on")
 
     def _expire(self, jobs: list[Job]) -> None:
         self.metrics.images.labels("expired").inc(len(jobs))
@@ -137,7 +139,7 @@ class Engine:
 
     def _batch(self, batch: Batch) -> None:
         begun = time.monotonic()
-        answer = _Answer(self, batch.jobs, begun)
+        answer = Answer(batch.jobs, self.classifier.labels, self.metrics)
         learning = "failed"
         try:
             tenant = self.tenants.get(batch.tenant)
@@ -164,7 +166,7 @@ class Engine:
                 deliver([(job, FAILED, 0) for job in batch.jobs])
         self._account(batch, answer, learning, begun)
 
-    def _predict(self, tenant: Tenant, images: Tensor, answer: _Answer, learn: bool) -> None:
+    def _predict(self, tenant: Tenant, images: Tensor, answer: Answer, learn: bool) -> None:
         tenant.answering.on_prediction = answer.early
         try:
             if learn:
@@ -183,7 +185,7 @@ class Engine:
         tenant.answering.reset()
         tenant.clear_pool()
         tenant.unsaved += 1
-        self.metrics.guard.labels("start over").inc()
+        self.metrics.guard.labels(START_OVER).inc()
 
     def _learning(self, tenant: Tenant, images: int) -> str:
         """Whether a batch is learnt from, in one word; `why` gets it in several."""
@@ -221,6 +223,7 @@ class Engine:
         with tenant.adapter.lock:  # a snapshot sees what is around the adapter before or after too
             logits = tenant.answering(images)
         tenant.unsaved += 1
+        self.on_update(tenant)
         last = tenant.answering.last
         if last is None or last.skipped is None:
             self.metrics.updates.inc()
@@ -229,7 +232,7 @@ class Engine:
             self.why = f"not learning: {last.skipped}"
         return logits
 
-    def _account(self, batch: Batch, answer: _Answer, learning: str, begun: float) -> None:
+    def _account(self, batch: Batch, answer: Answer, learning: str, begun: float) -> None:
         now = time.monotonic()
         metrics = self.metrics
         metrics.batches.labels(learning).inc()
@@ -246,8 +249,11 @@ class Engine:
         self.watch.batch(len(batch.jobs), learning in ("learnt", "pooled"))
         tenant = answer.tenant
         if tenant is not None and answer.given:
-            recent = self.recent.setdefault(tenant.name, Recent())
-            recent.add(answer.classes, answer.entropy, answer.routing, len(self.classifier.labels))
+            recent = self.recent.get(tenant.name)
+            if recent is None:
+                experts = tenant.adapter.expert_counts()
+                recent = self.recent[tenant.name] = Recent(len(self.classifier.labels), experts)
+            recent.add(answer.classes, answer.entropy, answer.routing)
             self._count_events(tenant)
             self.tenants.save_if_due(tenant)
             metrics.unsaved.set(max(t.unsaved for t in self.tenants))
@@ -263,64 +269,3 @@ class Engine:
                 if ":" not in action:  # the others are the same ones by reason
                     self.metrics.guard.labels(action).inc(count)
             tenant.counted = counts
-
-
-class _Answer:
-    """Called with the logits of a batch as soon as they are final: answers every request in it."""
-
-    def __init__(self, engine: Engine, jobs: list[Job], begun: float) -> None:
-        self._engine = engine
-        self._jobs = jobs
-        self.tenant: Tenant | None = None
-        self.given = 0.0
-        self.classes = torch.zeros(0, dtype=torch.long)
-        self.entropy = torch.zeros(0)
-        self.routing: dict[str, Tensor] = {}
-
-    def early(self, logits: Tensor) -> None:
-        """Answer before the update; what is not finite is left to the guard."""
-        if bool(torch.isfinite(logits).all()):
-            self(logits)
-
-    def __call__(self, logits: Tensor) -> None:
-        """Answer.
-
-        Raises:
-            NotFinite: there is nothing to answer with.
-        """
-        assert self.tenant is not None
-        logits = logits.float()
-        if not bool(torch.isfinite(logits).all()):
-            raise NotFinite
-        log_p = logits.log_softmax(1)
-        p = log_p.exp()
-        self.entropy = -(p * log_p).sum(1)
-        # A guard that answers with the source model asks no experts.
-        if getattr(self.tenant.answering, "mode", "adapt") != "source":
-            self.routing = self.tenant.adapter.routing(len(logits))
-        most = min(max(job.ticket.top_k for job in self._jobs), logits.shape[1])
-        top = p.topk(most)
-        self.classes = top.indices[:, 0]
-        labels = self._engine.classifier.labels
-        step = self.tenant.answering.steps
-        rows = zip(self._jobs, top.values.tolist(), top.indices.tolist(), strict=True)
-        deliveries: list[Delivery] = []
-        for number, (job, values, indices) in enumerate(rows):
-            result: dict[str, Any] = {
-                "labels": [
-                    {"label": labels[index], "class": index, "probability": value}
-                    for index, value in zip(
-                        indices[: job.ticket.top_k], values[: job.ticket.top_k], strict=True
-                    )
-                ]
-            }
-            if job.ticket.explain:
-                result["entropy"] = float(self.entropy[number])
-                result["entropy_share"] = float(self.entropy[number]) / math.log(logits.shape[1])
-                result["experts"] = {
-                    name: experts[number].tolist() for name, experts in self.routing.items()
-                }
-            deliveries.append((job, result, step))
-        deliver(deliveries)
-        self.given = time.monotonic()
-        self._engine.metrics.images.labels("answered").inc(len(deliveries))

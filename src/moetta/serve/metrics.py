@@ -12,6 +12,10 @@ from prometheus_client import (
     generate_latest,
 )
 
+from moetta.guard.events import ACTIONS
+
+START_OVER = "start over"
+"""What the service does itself about predictions that are not finite."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -87,6 +91,11 @@ class Metrics:
         )
         self.tenants = Gauge("moetta_tenants", "Streams, by place", ["place"], registry=r)
         self.ready = Gauge("moetta_ready", "1 if the service accepts requests", registry=r)
+        # From the start, since Prometheus takes the first value it sees for no increase.
+        for status in ("200", "429", "503"):
+            self.requests.labels(status)
+        for action in (*ACTIONS, START_OVER):
+            self.guard.labels(action)
         for outcome in ("saved", "failed"):
             self.snapshots.labels(outcome)
         for learning in ("learnt", "pooled", "pressure", "paused", "fixed", "failed"):

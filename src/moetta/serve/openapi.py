@@ -8,7 +8,7 @@ from fastapi import Header
 from pydantic import BaseModel, Field
 
 from moetta.serve.bodies import RAW_TYPES
-from moetta.serve.tenants import NAME
+from moetta.serve.tenant import NAME
 
 StreamId = Annotated[
     str | None,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from moetta.serve.service import Service
 from moetta.serve.settings import Settings
 
 log = logging.getLogger("moetta.serve")
@@ -25,7 +25,7 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\n" + (
 )
 
 
-def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None = None) -> bool:
+def run(app: Starlette, settings: Settings, on_ready: Callable[[str], None] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then answer what was accepted, save, and return.
 
     Args:
@@ -64,8 +64,15 @@ def run(app: FastAPI, settings: Settings, on_ready: Callable[[str], None] | None
             opened.close()
     if not server.started:
         raise OSError("the service could not start; the log says why")
-    saved: bool = app.state.service.engine.saved
+    saved: bool = app.state.service.saved
     return saved
+
+
+class Drains(Protocol):
+    """A service that a signal can stop."""
+
+    def drain(self) -> None:
+        """Accept nothing more. Called from a signal handler."""
 
 
 class Server(uvicorn.Server):
@@ -73,7 +80,7 @@ class Server(uvicorn.Server):
 
     on_ready: Callable[[str], None] | None = None
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drains) -> None:
         super().__init__(config)
         self._service = service
 
@@ -99,8 +106,10 @@ class Server(uvicorn.Server):
 
     def _stop(self, number: int) -> None:
         if self.should_exit:
-            log.warning("second signal: leaving without waiting")
-            self.force_exit = True
+            log.warning("%s again: leaving at once", signal.Signals(number).name)
+            # Nothing can hold this up, neither a client nor a disk. Snapshots are renamed into
+            # place whole, so the last one is good.
+            os._exit(1)
         else:
             log.info("%s: finishing what was accepted", signal.Signals(number).name)
             self._service.drain()

@@ -23,7 +23,8 @@ from moetta.serve.jobs import Job, JobQueue, Ticket
 from moetta.serve.metrics import Metrics
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.settings import Settings
-from moetta.serve.tenants import DEFAULT, Build, Tenant, Tenants
+from moetta.serve.tenant import DEFAULT, Build, Tenant
+from moetta.serve.tenants import Tenants
 from moetta.serve.watch import Watch
 
 log = logging.getLogger("moetta.serve")
@@ -84,6 +85,11 @@ class Service:
         """Accept nothing more. Called from a signal handler too, so it takes no lock."""
         self.draining = True
         self.metrics.ready.set(0)
+
+    @property
+    def saved(self) -> bool:
+        """Whether, after the end, everything that was learnt is saved."""
+        return self.engine.saved
 
     @property
     def ready(self) -> bool:

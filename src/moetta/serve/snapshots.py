@@ -76,7 +76,9 @@ class Snapshots:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         earlier = self.found()
-        temporary = self.folder / f".{os.getpid()}.new.safetensors"
+        for unfinished in self.folder.glob(".*"):  # of a process that was killed while it wrote
+            unfinished.unlink(missing_ok=True)
+        temporary = self.folder / ".new.safetensors"
         try:
             write(temporary)
             number = earlier[0].number + 1 if earlier else 1

@@ -5,121 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
-from os import PathLike
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
 
 from moetta.core.adapter import Adapter
-from moetta.core.step_report import StepReport
+from moetta.files import write_atomically
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
 from moetta.serve.snapshots import Snapshot, Snapshots
+from moetta.serve.tenant import DEFAULT, Answering, Build, Tenant
 
 log = logging.getLogger("moetta.serve")
-DEFAULT = "default"
-"""The tenant of requests that name none."""
-NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-
-
-class Answering(Protocol):
-    """An adapter, or a guard around one."""
-
-    on_prediction: Callable[[Tensor], None] | None
-
-    @property
-    def steps(self) -> int:
-        """Batches learnt from, or offered for it."""
-
-    def __call__(self, images: Tensor, /) -> Tensor:
-        """Predict, then learn."""
-
-    def paused(self) -> AbstractContextManager[Any]:
-        """Within the block, predict without learning."""
-
-    def reset(self) -> None:
-        """Return to the source model."""
-
-    def save(self, path: str | PathLike[str], /) -> None:
-        """Write the state."""
-
-    def load(self, path: str | PathLike[str], /) -> None:
-        """Restore a written state."""
-
-    @property
-    def last(self) -> StepReport | None:
-        """What the last call did."""
-
-
-Build = Callable[[], tuple[Answering, Adapter]]
-"""Makes what a new tenant starts with: what is called, and the adapter inside it."""
-
-
-@dataclass(eq=False)
-class Tenant:
-    """One tenant in memory; belongs to the engine's thread.
-
-    Attributes:
-        name: what the X-Stream-Id header says.
-        answering: what is called with images.
-        adapter: the adapter inside it.
-        snapshots: its states on disk, if any are kept.
-        paused: an operator stopped it from learning.
-        pool: images that were answered and wait to be learnt from.
-        pooled: how many they are.
-        unsaved: changes since the latest snapshot: updates, resets and rollbacks.
-        saving: the snapshot that is being written.
-        counted: the guard's actions that the metrics know of.
-    """
-
-    name: str
-    answering: Answering
-    adapter: Adapter
-    snapshots: Snapshots | None
-    paused: bool = False
-    pool: list[Tensor] = field(default_factory=list)
-    pooled: int = 0
-    unsaved: int = 0
-    saving: Future[Snapshot] | None = None
-    counted: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def learns(self) -> bool:
-        """Whether its method learns anything."""
-        return bool(self.adapter.trained)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether a guard stands around the adapter."""
-        return self.answering is not self.adapter
-
-    def clear_pool(self) -> None:
-        """Forget the images that wait to be learnt from."""
-        self.pool, self.pooled = [], 0
-
-
-def tenant_name(header: str | None) -> str:
-    """The tenant that a request's X-Stream-Id names.
-
-    Raises:
-        Refusal: 422; it is not a name.
-    """
-    if header is None:
-        return DEFAULT
-    if not re.fullmatch(NAME, header):
-        raise Refusal(
-            422,
-            "X-Stream-Id must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter "
-            "or digit",
-        )
-    return header
 
 
 class Tenants:
@@ -138,6 +37,10 @@ class Tenants:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="moetta-snapshots")
         self._known: set[str] = {DEFAULT}
         self._spare: tuple[Answering, Adapter] | None = build()
+        self.on_new: Callable[[Tenant], None] = lambda tenant: None
+        """Called with every tenant that comes into memory; if it raises, the tenant does not."""
+        self.on_evict: Callable[[Tenant], None] = lambda tenant: None
+        """Called with a tenant that makes room for another one."""
         self.folder: Path | None = None
         if settings.state is not None:
             self.folder = settings.state / _identity(*self._spare)
@@ -201,9 +104,19 @@ class Tenants:
             restored = tenant.snapshots.restore(answering.load)
             if restored is not None:
                 log.info("stream %s continues at step %d", name, answering.steps)
+        try:
+            self.on_new(tenant)
+        except Refusal:
+            self._spare = (answering, adapter)
+            raise
         self._here[name] = tenant
         self._known.add(name)
         return tenant
+
+    def example(self) -> Adapter:
+        """An adapter as new tenants get it; before the first of them only."""
+        assert self._spare is not None
+        return self._spare[1]
 
     def _snapshots(self, name: str) -> Snapshots | None:
         if self.folder is None:
@@ -224,6 +137,7 @@ class Tenants:
                     "one cannot be saved",
                     retry_after=10,
                 ) from None
+            self.on_evict(oldest)
             del self._here[name]
             if oldest.snapshots is None:  # nothing is kept: it would start again as a new one
                 self._known.discard(name)
@@ -258,10 +172,10 @@ class Tenants:
         # What is learnt while the file is written counts as unsaved; after a failure, all of it.
         before, tenant.unsaved = tenant.unsaved, 0
         try:
-            new = not tenant.snapshots.folder.is_dir()
             snapshot = tenant.snapshots.save(tenant.answering.save)
-            if new:
-                (tenant.snapshots.folder / "name").write_text(tenant.name)
+            name = tenant.snapshots.folder / "name"
+            if not name.is_file():
+                write_atomically(name, tenant.name.encode())
         except OSError as error:
             # Not at once again: the disk will hardly be better at the next update.
             tenant.unsaved = max(1, before // 2)

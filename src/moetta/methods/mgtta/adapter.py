@@ -91,6 +91,7 @@ class MGTTA(NormAffineAdapter[MGTTAConfig]):
     """
 
     held_in_state = ("mgg",)
+    over_ranks = True
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> None:
         """No optimiser: the generator replaces it."""
@@ -142,7 +143,7 @@ class MGTTA(NormAffineAdapter[MGTTAConfig]):
         """The mean entropy, and how far the features' moments are from the source images'."""
         with self.features.listening() as heard:
             logits = inputs.logits(self.network)
-        phi = self.features.join(heard)
+        phi = inputs.whole(self.features.join(heard))
         mean, std = self.running["source_mean"], self.running["source_std"]
         assert mean is not None
         assert std is not None

@@ -100,7 +100,9 @@ function heatMap(load) {
   if (!layers.length) { svg.setAttribute("width", 0); svg.setAttribute("height", 0); return; }
   const experts = Math.max(...layers.map(([, shares]) => shares.length));
   const most = Math.max(...layers.flatMap(([, shares]) => shares));
-  const names = 8 + 6.4 * Math.max(...layers.map(([name]) => name.length)), cell = 26, tall = 18;
+  const names = 8 + 6.4 * Math.max(...layers.map(([name]) => name.length)), tall = 18;
+  const room = svg.parentElement.clientWidth - names - 4; // on a phone, narrower cells show all experts
+  const cell = Math.max(14, Math.min(26, Math.floor(room / experts)));
   svg.setAttribute("width", names + experts * cell + 4);
   svg.setAttribute("height", layers.length * tall + 20);
   layers.forEach(([name, shares], row) => {

@@ -1,0 +1,87 @@
+"""From the logits of a batch to the answers of its requests."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moetta.serve.jobs import Delivery, Job, deliver
+from moetta.serve.metrics import Metrics
+from moetta.serve.tenant import Tenant
+
+
+class NotFinite(Exception):
+    """The model's logits are not finite."""
+
+
+class Answer:
+    """Called with the logits of a batch as soon as they are final: answers every request in it.
+
+    Attributes:
+        tenant: whose adapter answers.
+        given: when the answers were given, in monotonic seconds; 0 before.
+        classes: each image's class [B].
+        entropy: each prediction's entropy [B].
+        routing: the experts of each image, by layer.
+    """
+
+    def __init__(self, jobs: list[Job], labels: tuple[str, ...], metrics: Metrics) -> None:
+        self._jobs = jobs
+        self._labels = labels
+        self._metrics = metrics
+        self.tenant: Tenant | None = None
+        self.given = 0.0
+        self.classes = torch.zeros(0, dtype=torch.long)
+        self.entropy = torch.zeros(0)
+        self.routing: dict[str, Tensor] = {}
+
+    def early(self, logits: Tensor) -> None:
+        """Answer before the update; what is not finite is left to the guard."""
+        if bool(torch.isfinite(logits).all()):
+            self(logits)
+
+    def __call__(self, logits: Tensor) -> None:
+        """Answer.
+
+        Raises:
+            NotFinite: there is nothing to answer with.
+        """
+        assert self.tenant is not None
+        logits = logits.float()
+        if not bool(torch.isfinite(logits).all()):
+            raise NotFinite
+        log_p = logits.log_softmax(1)
+        p = log_p.exp()
+        self.entropy = -(p * log_p).sum(1)
+        # A guard that answers with the source model asks no experts.
+        if getattr(self.tenant.answering, "mode", "adapt") != "source":
+            self.routing = self.tenant.adapter.routing(len(logits))
+        most = min(max(job.ticket.top_k for job in self._jobs), logits.shape[1])
+        top = p.topk(most)
+        self.classes = top.indices[:, 0]
+        step = self.tenant.answering.steps
+        rows = zip(self._jobs, top.values.tolist(), top.indices.tolist(), strict=True)
+        deliveries: list[Delivery] = []
+        for number, (job, values, indices) in enumerate(rows):
+            result: dict[str, Any] = {
+                "labels": [
+                    {"label": self._labels[index], "class": index, "probability": value}
+                    for index, value in zip(
+                        indices[: job.ticket.top_k], values[: job.ticket.top_k], strict=True
+                    )
+                ]
+            }
+            if job.ticket.explain:
+                result["entropy"] = float(self.entropy[number])
+                result["entropy_share"] = float(self.entropy[number]) / math.log(logits.shape[1])
+                result["experts"] = {
+                    name: experts[number].tolist() for name, experts in self.routing.items()
+                }
+            deliveries.append((job, result, step))
+        deliver(deliveries)
+        self.given = time.monotonic()
+        self._metrics.images.labels("answered").inc(len(deliveries))

@@ -1,0 +1,177 @@
+"""Ray over two hosts, which are network namespaces joined by a cable that can be pulled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ray_clusters import ENVIRONMENT, RAY, end_node, start_node
+from test_ray import COMMON, LONG, command, start
+from test_resume import assert_same
+
+from moetta.bench import make_grid, run_grid
+
+pytest.importorskip("ray")
+PORT = 6399
+pytestmark = pytest.mark.timeout(900)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@dataclass
+class Hosts:
+    """Two hosts; the command runs on the first, whose Ray is the head."""
+
+    first: str
+    second: str
+    cable: str
+
+    def cut(self) -> None:
+        ip("-n", self.first, "link", "set", self.cable, "down")
+
+    def restore(self) -> None:
+        ip("-n", self.first, "link", "set", self.cable, "up")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    tag = f"{os.getpid() % 10000}"
+    found = Hosts(f"moetta-a{tag}", f"moetta-b{tag}", f"va{tag}")
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        ip("netns", "add", found.first)
+        ip("netns", "add", found.second)
+        ip("link", "add", found.cable, "netns", found.first, "type", "veth", "peer", "name",
+           "vb", "netns", found.second)  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        for name in (found.first, found.second):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr}")
+    for number, (name, cable) in enumerate([(found.first, found.cable), (found.second, "vb")], 1):
+        ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
+        ip("-n", name, "link", "set", cable, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+    yield found
+    for name in (found.first, found.second):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def on(host: str) -> list[str]:
+    return ["ip", "netns", "exec", host]
+
+
+@contextlib.contextmanager
+def cluster(hosts: Hosts, second_sees: str = "") -> Iterator[str]:
+    """A head with one CPU on the first host, a node with another on the second.
+
+    ``second_sees`` is a shell command that changes what the second host's disk looks like, before
+    its Ray starts; `ip netns exec` gives it mounts of its own.
+    """
+    folders = [tempfile.mkdtemp(prefix="ray-", dir="/tmp") for _ in range(2)]
+    quick = {  # a lost node is noticed after a few seconds, not half a minute
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "1000",
+        "RAY_health_check_failure_threshold": "5",
+    }
+    options = ["--num-cpus", "1", "--include-dashboard", "false"]
+    head = ["--head", "--port", str(PORT), "--temp-dir", folders[0], *options]
+    head += ["--node-ip-address", "10.77.0.1"]
+    nodes = [start_node(*head, inside=on(hosts.first), environment=quick)]
+    try:
+        address = f"10.77.0.1:{PORT}"
+        wait_until_nodes(hosts, address, 1)
+        shell = ["sh", "-c", f'{second_sees or "true"} && exec "$@"', "sh"]
+        joining = ["--address", address, "--node-ip-address", "10.77.0.2", *options[:2]]
+        nodes.append(start_node(*joining, inside=[*on(hosts.second), *shell], environment=quick))
+        wait_until_nodes(hosts, address, 2)
+        yield address
+    finally:
+        for node in reversed(nodes):
+            end_node(node)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_nodes(hosts: Hosts, address: str, count: int) -> None:
+    look = [*on(hosts.first), *RAY, "status", "--address", address]
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        seen = subprocess.run(look, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        active = seen.stdout.partition("Active:")[2].partition("Pending:")[0]
+        if active.count("node_") == count:
+            return
+        time.sleep(1)
+    raise TimeoutError(seen.stdout + seen.stderr)
+
+
+def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path) -> None:
+    """Both hosts see one disk. The second goes on alone for a while; each cell ends once."""
+    fields = {**COMMON, "limit": 800, "batch_size": 8, "threads": 1}
+    cells = make_grid(method=["noadapt", "tent", "moetta"], seed=[1, 2, 3, 4], **fields)
+    options = ["--stream", "classical", "--method", "noadapt", "tent", "moetta", "--limit", "800"]
+    options += ["--seeds", "1", "2", "3", "4", "--batch-size", "8", "--checkpoint-seconds", "0"]
+    with cluster(hosts) as address:
+        arguments = command(tmp_path / "runs", *options, "--ray", address)
+        process = start([*on(hosts.first), *arguments])
+        assert process.stdout is not None
+        events = []
+        for line in process.stdout:
+            events.append(json.loads(line))
+            ends = sum(event["event"] == "end" for event in events)
+            if events[-1]["event"] == "progress" and ends == 5:
+                break
+        hosts.cut()
+        wait_until_nodes(hosts, address, 1)
+        hosts.restore()
+        out, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    events += [json.loads(line) for line in out.splitlines()]
+    ends = [event for event in events if event["event"] == "end"]
+    assert len(ends) == len(cells) == len({event["folder"] for event in ends})
+    assert [event["error"] for event in ends] == [None] * len(cells)
+    for expected in run_grid(cells, tmp_path / "alone"):
+        assert expected.folder is not None
+        assert_same(tmp_path / "runs" / expected.folder.name, expected.folder)
+
+
+def test_what_one_host_lacks_is_named_with_the_host(hosts: Hosts, tmp_path: Path) -> None:
+    for name in ("runs", "locked", "disk/imagenet"):
+        (tmp_path / name).mkdir(parents=True)
+    hidden = f"mount -t tmpfs none {tmp_path}/runs && mount -t tmpfs none {tmp_path}/disk"
+    hidden += f" && mount --bind {tmp_path}/locked {tmp_path}/locked"
+    hidden += f" && mount -o remount,ro,bind {tmp_path}/locked"
+    with cluster(hosts, hidden) as address:
+
+        def refusal(out: str, *options: str) -> str:
+            arguments = command(tmp_path / out, *options, "--ray", address)
+            done = subprocess.run(
+                [*on(hosts.first), *arguments],
+                env=ENVIRONMENT, capture_output=True, text=True, timeout=LONG, check=False,
+            )  # fmt: skip
+            assert done.returncode == 1, done.stdout + done.stderr
+            assert done.stdout == ""  # nothing has begun
+            return done.stderr
+
+        limit = ["--limit", "32", "--method", "tent"]
+        lacking = refusal("ok", *limit, "--data", str(tmp_path / "disk" / "imagenet"))
+        assert f"(10.77.0.2): there is no data folder {tmp_path}/disk/imagenet" in lacking
+        assert "(10.77.0.1)" not in lacking
+        unshared = refusal("runs", *limit, "--stream", "classical")
+        assert f"(10.77.0.2): --out {tmp_path}/runs is not shared" in unshared
+        readonly = refusal("locked", *limit, "--stream", "classical")
+        assert f"(10.77.0.2): --out {tmp_path}/locked cannot be written to" in readonly
+        assert "Read-only" in readonly
+    assert not list((tmp_path / "runs").iterdir())
