@@ -427,6 +427,29 @@ def test_answers_in_doubt_are_the_mean_of_both_models():
     assert True in seen
 
 
+def test_in_doubt_a_paused_guard_answers_with_the_mean_too():
+    """A service answers small batches paused; they must be as safe as the others."""
+    guard = guarded()
+    guard(images(0))
+    guard.watch.overruled.sums = torch.tensor([800.0, 1000.0, 900.0, 1000.0]).double()
+    weight, looks = guard.watch.trust, guard.watch.looks
+    assert 0 < weight < TRUSTED
+    told: list[Tensor] = []
+    guard.on_prediction = told.append
+    with guard.adapter.paused():
+        adapted = guard.adapter(images(1))
+    with guard.paused():
+        logits = guard(images(1))
+    assert_same(told[-1], logits)
+    torch.testing.assert_close(logits, weighted_mean(source_logits(images(1)), adapted, weight))
+    assert guard.last.guard.weight == weight
+    assert guard.last.forwards == 2 * BATCH
+    assert guard.watch.looks == looks
+    guard.adapter.trained[next(iter(guard.adapter.trained))].data.fill_(float("nan"))
+    with guard.paused():
+        torch.testing.assert_close(guard(images(1)), source_logits(images(1)))
+
+
 def test_a_state_in_doubt_is_not_kept_as_good():
     guard = guarded()
     guard(images(0))

@@ -172,11 +172,26 @@ class Guard(Adapter):
             return logits
 
     def _unwatched(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
-        """The adapter's answer."""
-        with self._listening(self._answer):
-            logits = self.adapter(*inputs.args, **inputs.kwargs)
-        assert self.adapter.last is not None
-        return logits, self.adapter.last, 1.0
+        """The adapter's answer, as far as it is trusted; nothing is concluded from it."""
+        answers: list[_Checked] = []
+
+        def answer(logits: Tensor) -> None:
+            weight = self.watch.trust if _finite(logits) else 0.0
+            found = _Checked(logits, 1.0, None, 0)
+            if weight < TRUSTED:
+                mixed = weighted_mean(self.reference.logits(inputs), logits, weight)
+                found = _Checked(mixed, weight, None, len(inputs))
+            answers.append(found)
+            self._answer(found.logits)
+
+        with self._listening(answer):
+            self.adapter(*inputs.args, **inputs.kwargs)
+        logits, weight, _, extra = answers[0]
+        report = self.adapter.last
+        assert report is not None
+        if weight < 1:
+            report = replace(report, entropy=entropy(logits), forwards=report.forwards + extra)
+        return logits, report, weight
 
     def _source(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
         """The source model's answer."""
