@@ -35,7 +35,7 @@ EAGER: dict[str, Any] = {
 
 # The models that a method refuses, and a part of the message.
 BATCHNORM = {"timm_resnet"}
-CLASS_TOKENS = {"timm_vit", "timm_deit", "tv_vit"}
+CLASS_TOKENS = {"timm_vit", "timm_deit", "tv_vit", "hf_vit", "hf_dinov2"}
 REFUSED: dict[tuple[str, str], str] = {
     ("deyo", "hf_bert"): r"needs an image batch \[B, C, H, W\]",
     ("roid", "hf_bert"): r"needs an image batch \[B, C, H, W\].*consistency=False",
