@@ -117,6 +117,7 @@ def wait_until_nodes(hosts: Hosts, address: str, count: int) -> None:
     raise TimeoutError(seen.stdout + seen.stderr)
 
 
+@pytest.mark.slow
 def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path) -> None:
     """Both hosts see one disk. The second goes on alone for a while; each cell ends once."""
     fields = {**COMMON, "limit": 800, "batch_size": 8, "threads": 1}
@@ -147,6 +148,7 @@ def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path
         assert_same(tmp_path / "runs" / expected.folder.name, expected.folder)
 
 
+@pytest.mark.slow
 def test_what_one_host_lacks_is_named_with_the_host(hosts: Hosts, tmp_path: Path) -> None:
     for name in ("runs", "locked", "disk/imagenet"):
         (tmp_path / name).mkdir(parents=True)

@@ -181,6 +181,7 @@ def test_a_second_service_of_that_name_is_refused(
     assert ask(server, STREAMS[0]) == [200]
 
 
+@pytest.mark.slow
 def test_after_kill_9_a_new_one_takes_over_and_sigterm_leaves_the_cluster(
     server: Running, cluster: Cluster, folder: Path
 ) -> None:
