@@ -25,6 +25,7 @@ RATES = [replace(BASE, variant=f"lr={r:g}", overrides=(("lr", r),)) for r in (1e
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.slow
 def test_the_poor_are_stopped_and_the_others_are_as_without(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
