@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-import pickle
 import signal
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ class OnRay:
         self._news = None
         for level, text in messages:
             log.log(level, text)
-        return [(ticket, pickle.loads(sent)) for ticket, sent in progress.items()]
+        return [(ticket, Progress(**json.loads(sent))) for ticket, sent in progress.items()]
 
     def _outcome(self, ref: Any) -> Outcome:
         ray = import_ray()
@@ -220,7 +220,7 @@ def _make_board() -> Any:
         """Ray sends a nested class whole; this one never imports moetta, so it starts at once."""
 
         def __init__(self) -> None:
-            self.progress: dict[int, bytes] = {}
+            self.progress: dict[int, str] = {}
             self.messages: list[tuple[int, str]] = []
             self.begun: set[int] = set()
             self.cancelled = False
@@ -230,7 +230,7 @@ def _make_board() -> Any:
                 self.say(logging.WARNING, f"{label}: its worker was lost; node {node} resumes it")
             self.begun.add(ticket)
 
-        def post(self, ticket: int, progress: bytes) -> None:
+        def post(self, ticket: int, progress: str) -> None:
             self.progress[ticket] = progress
 
         def say(self, level: int, text: str) -> None:
@@ -242,7 +242,7 @@ def _make_board() -> Any:
         def is_cancelled(self) -> bool:
             return self.cancelled
 
-        def collect(self) -> tuple[dict[int, bytes], list[tuple[int, str]]]:
+        def collect(self) -> tuple[dict[int, str], list[tuple[int, str]]]:
             news = self.progress, self.messages
             self.progress, self.messages = {}, []
             return news
@@ -256,7 +256,7 @@ def _make_board() -> Any:
 
 def post(board: Any, ticket: int, progress: Progress) -> None:
     """Tell the command how far a cell has come."""
-    board.post.remote(ticket, pickle.dumps(progress))
+    board.post.remote(ticket, json.dumps(asdict(progress)))
 
 
 def work(cell: Cell, ticket: int, assignment: Assignment, board: Any) -> Outcome:

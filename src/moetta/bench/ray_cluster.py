@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-import pickle
 import platform
 import signal
 import socket
@@ -13,7 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,9 @@ def _examine_all(
     place, probe = Store(store), f".probe-{uuid.uuid4().hex}"
     existed = "://" in store or Path(store).exists()
     task = ray.remote(num_cpus=0, max_retries=0)(_examiner())
-    sent = pickle.dumps((store, option, probe, Surroundings.here(), list(cells)))
+    sent = json.dumps(
+        [store, option, probe, asdict(Surroundings.here()), [asdict(cell) for cell in cells]]
+    )
     try:
         place.write(f"{probe}/driver", probe.encode())
     except Exception as error:
@@ -318,13 +320,13 @@ def _not_shared(store: str, option: str) -> str:
     )
 
 
-def _examiner() -> Callable[[str, str, bytes], list[str]]:
+def _examiner() -> Callable[[str, str, str], list[str]]:
     """The function that examines a node.
 
     Ray sends nested functions whole, others by name, and moetta may be missing on the node.
     """
 
-    def examine(version: str, node: str, sent: bytes) -> list[str]:
+    def examine(version: str, node: str, sent: str) -> list[str]:
         try:
             import moetta
         except ImportError:
@@ -341,10 +343,10 @@ def _examiner() -> Callable[[str, str, bytes], list[str]]:
     return examine
 
 
-def examine_here(node: str, sent: bytes) -> list[str]:
+def examine_here(node: str, sent: str) -> list[str]:
     """What is wrong on this node; called on the node itself."""
-    store, option, probe, surroundings, cells = pickle.loads(sent)
-    surroundings.enter()
+    store, option, probe, surroundings, cells = json.loads(sent)
+    Surroundings(**surroundings).enter()
     problems = []
     try:
         place = Store(store)
@@ -357,7 +359,7 @@ def examine_here(node: str, sent: bytes) -> list[str]:
         problems.append(f"{option} {store} cannot be written to: {error}")
     for cell in cells:
         try:
-            cell.check()
+            Cell.from_card({"cell": cell}).check()
         except (ValueError, OSError) as error:
             problems.append(str(error))
     return list(dict.fromkeys(problems))
