@@ -6,19 +6,9 @@ from torch import Tensor, nn
 
 import moetta
 from helpers.models import images, small_vit
-from moetta.methods.moetta_plus import diversity, k_means
+from moetta.methods.moetta_plus import diversity
 
 SMALL = {"styles": 2, "style_warmup": 8}
-
-
-def test_k_means_finds_what_is_apart() -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.cat((torch.randn(30, 4, generator=g) * 0.1, torch.randn(10, 4, generator=g) + 5))
-    centres, sizes = k_means(x, 2, seed=3)
-    order = centres[:, 0].argsort()
-    assert sizes[order].tolist() == [30, 10]
-    torch.testing.assert_close(centres[order[0]], x[:30].mean(0), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(centres[order[1]], x[30:].mean(0), rtol=1e-4, atol=1e-4)
 
 
 def test_images_of_one_style_share_an_expert() -> None:
@@ -33,16 +23,24 @@ def test_images_of_one_style_share_an_expert() -> None:
     assert styles[0].item() != styles[1].item()
 
 
-def test_features_are_centred_by_style_as_defined() -> None:
-    """Without steps: the classifier's logits on features less their style's mean."""
+@pytest.mark.parametrize("balanced", [False, True])
+def test_features_are_centred_by_style_as_defined(balanced: bool) -> None:
+    """Without steps: the classifier's logits on features less their style's centre."""
     shrink = 5.0
     plain = small_vit().eval()
     heard: list[Tensor] = []
     head = plain.head
     assert isinstance(head, nn.Linear)
     head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].detach()))
-    adapter = moetta.adapt(small_vit(), "moetta_plus", lr=1e-12, shrink=shrink, **SMALL)
+    adapter = moetta.adapt(
+        small_vit(), "moetta_plus", lr=1e-12, shrink=shrink, balanced=balanced, **SMALL
+    )
+    weight = head.weight.detach()
+    vectors = weight - weight.mean(0)
     sums, counts = torch.zeros(2, head.in_features), torch.zeros(2)
+    centres = torch.zeros(2, head.in_features)
+    predicted: list[Tensor] = []
+    along: list[Tensor] = []
     for turn in range(4):
         x = images(6, turn) * (1 + turn % 2 * 3)
         with torch.no_grad():
@@ -51,13 +49,48 @@ def test_features_are_centred_by_style_as_defined() -> None:
         logits = adapter(x)
         assert adapter.last is not None
         style = adapter.last.routing["style"].flatten()
+        # The classes are those that the centres before this batch lead to.
+        classes = ((phi - centres[style]) @ weight.T + head.bias.detach()).argmax(1)
+        predicted += classes
+        along += (phi * vectors[classes]).sum(1)
         for k in range(2):
             sums[k] += phi[style == k].sum(0)
             counts[k] += (style == k).sum()
         overall = sums.sum(0) / counts.sum()
-        means = (sums + shrink * overall) / (counts + shrink)[:, None]
-        expected = (phi - means[style]) @ head.weight.T + head.bias
+        centres = (sums + shrink * overall) / (counts + shrink)[:, None]
+        if balanced:
+            seen = torch.stack(predicted)
+            length = torch.stack(along).sum() / vectors[seen].square().sum()
+            share = torch.bincount(seen, minlength=len(weight)) / len(seen)
+            centres = centres - length * (share - 1 / len(weight)) @ vectors
+        expected = (phi - centres[style]) @ weight.T + head.bias
         torch.testing.assert_close(logits, expected.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_traffic_of_one_class_keeps_its_class() -> None:
+    """Features around one class: their mean is that class, and must not be subtracted."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.LayerNorm(16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Flatten(), nn.Linear(16, 5)
+    )
+    last, middle = model[4], model[1]
+    assert isinstance(last, nn.Linear)
+    assert isinstance(middle, nn.Linear)
+    with torch.no_grad():
+        middle.weight.copy_(torch.eye(16))
+        last.weight.copy_(4 * (last.weight - last.weight.mean(0)))
+        one = (3 * last.weight[2] / last.weight[2].norm()).expand(64, 1, 16)
+    kept = {}
+    for balanced in (False, True):
+        adapter = moetta.adapt(model, "moetta_plus", balanced=balanced, lr=1e-6, **SMALL)
+        drawn = torch.Generator().manual_seed(1)
+        wave = [one + torch.randn(64, 1, 16, generator=drawn) for _ in range(20)]
+        with torch.no_grad():
+            sure = float((model(wave[-1]).argmax(1) == 2).float().mean())
+        answers = [adapter(batch) for batch in wave][-1]
+        kept[balanced] = float((answers.argmax(1) == 2).float().mean()) / sure
+    assert kept[True] > 0.8
+    assert kept[False] < 0.5
 
 
 def test_the_diversity_term_has_the_gradient_of_the_averages_entropy() -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter, Source
@@ -16,10 +15,11 @@ from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import SGDConfig
 from moetta.core.objective import Step
 from moetta.methods.registry import Drawn, register
-from moetta.nn import ranks
+from moetta.nn.centres import CentredHead
 from moetta.nn.head import find_head
-from moetta.nn.moe import Routing, with_experts
-from moetta.nn.norms import Norm, find_norms
+from moetta.nn.moe import with_experts
+from moetta.nn.norms import find_norms
+from moetta.nn.styles import Styles
 
 FULL_BATCH = 64  # images that rate and pull are meant for; a smaller batch takes a smaller step
 
@@ -50,6 +50,8 @@ class MoETTAPlusConfig(SGDConfig):
         style_warmup: images to collect before the first clusters are formed.
         style_memory: how many images a cluster's centre remembers.
         shrink: how many images the overall mean counts for when mixed into the mean of each style.
+        balanced: make the centres as if all classes had been seen equally often. Otherwise traffic
+            sorted by class would have its class centred away.
         shared: share of all experts' gradients that each expert follows besides its own.
         e0: reference of the weight exp(e0 - H), in nats. It does not grow with the number of
             classes, so that a rate means the same step for 10 classes and for 1000.
@@ -66,6 +68,7 @@ class MoETTAPlusConfig(SGDConfig):
     style_warmup: int = 256
     style_memory: int = 1000
     shrink: float = 64.0
+    balanced: bool = True
     shared: float = 1.0
     e0: float = 1.0
     diversity: float = 1.0
@@ -91,164 +94,6 @@ class MoETTAPlusConfig(SGDConfig):
         )
 
 
-class Styles(nn.Module):
-    """Wraps an early norm layer and finds each sample's style, by clusters that follow the stream.
-
-    A style is the mean and log spread, over tokens, of every channel. The first centres come from
-    k-means over the first images; afterwards each centre is the running mean of its members.
-
-    Attributes:
-        inner: the norm layer.
-        last: each sample's style in the last batch, as a routing that layers with experts follow.
-        whole: the same for the whole batch, one-hot, where that is spread over several ranks.
-        learning: count the batch in the running values.
-        pending: the running values with that batch, for the adapter to keep.
-    """
-
-    inner: nn.Module
-
-    def __init__(self, norm: Norm, config: MoETTAPlusConfig, running: dict[str, Any]) -> None:
-        super().__init__()
-        self.channels_first = norm.channels_first or norm.kind != "layer"
-        self.config, self.running = config, running
-        weight = norm.module.weight
-        assert isinstance(weight, nn.Parameter)
-        options: dict[str, Any] = {"device": weight.device, "dtype": torch.float32}
-        count, width = config.styles, 2 * weight.numel()
-        running |= {
-            "style_seen": torch.zeros((), **options),
-            "style_mean": torch.zeros(width, **options),
-            "style_var": torch.zeros(width, **options),
-            "style_first": torch.zeros(config.style_warmup, width, **options),
-            "style_centres": torch.zeros(count, width, **options),
-            "style_members": torch.zeros(count, **options),
-        }
-        self.last: Routing | None = None
-        self.whole = torch.zeros(0)
-        self.learning = False
-        self.pending: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Find the styles, then run the layer."""
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            styles = ranks.whole(self.describe(x.detach().float()))
-            self.pending = self.advanced(styles) if self.learning else {}
-            chosen = self.nearest(styles, self.running | self.pending)
-            one = F.one_hot(chosen, self.config.styles).to(styles)
-            if self.learning:
-                self.pending |= self.moved(styles, one)
-            self.whole = one
-            self.last = Routing(ranks.held_of(one), ranks.held_of(chosen)[:, None])
-        y: Tensor = self.inner(x)
-        return y
-
-    def describe(self, x: Tensor) -> Tensor:
-        """[B, 2D]: mean and log spread over tokens or positions."""
-        tokens = x.flatten(2).transpose(1, 2) if self.channels_first else x.flatten(1, -2)
-        spread = tokens.var(1, unbiased=False).add(1e-12).sqrt()
-        return torch.cat((tokens.mean(1), spread.log()), 1)
-
-    def advanced(self, styles: Tensor) -> dict[str, Tensor]:
-        """Mean and variance of all styles with these; the first centres, once there are enough."""
-        r, size = self.running, len(styles)
-        seen = r["style_seen"] + size
-        portion = (size / seen).clamp(min=min(1.0, size / 10_000))
-        mean = torch.where(r["style_seen"] == 0, styles.mean(0), r["style_mean"])
-        var = r["style_var"] + portion * ((styles - mean).square().mean(0) - r["style_var"])
-        mean = mean + portion * (styles.mean(0) - mean)
-        new = {"style_seen": seen, "style_mean": mean, "style_var": var}
-        room = slice(int(r["style_seen"]), min(int(seen), self.config.style_warmup))
-        if room.start < room.stop:
-            first = r["style_first"].clone()
-            first[room] = styles[: room.stop - room.start]
-            new["style_first"] = first
-            if room.stop == len(first):
-                scale = (var + 1e-6).sqrt()
-                centres, members = k_means(first / scale, self.config.styles, self.config.seed)
-                new |= {"style_centres": centres * scale, "style_members": members}
-        return new
-
-    @staticmethod
-    def nearest(styles: Tensor, running: dict[str, Tensor]) -> Tensor:
-        """The cluster of each sample [B]; all belong to the first before there are clusters."""
-        scale = (running["style_var"] + 1e-6).sqrt()
-        return torch.cdist(styles / scale, running["style_centres"] / scale).argmin(1)
-
-    def moved(self, styles: Tensor, one: Tensor) -> dict[str, Tensor]:
-        """The centres with these members."""
-        now = self.running | self.pending
-        centres, members, count = now["style_centres"], now["style_members"], one.sum(0)
-        if not members.any():
-            return {}
-        members = members + count
-        means = one.T @ styles / count.clamp(min=1)[:, None]
-        centres = centres + (count / members.clamp(min=1))[:, None] * (means - centres)
-        members = members.clamp(max=self.config.style_memory)
-        return {"style_centres": centres, "style_members": members}
-
-
-def k_means(x: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Centres [K, S] and sizes [K] after k-means++ and ten rounds; drawn on the CPU from seed."""
-    draw = torch.Generator().manual_seed(seed)
-    centres = x[torch.randint(len(x), (1,), generator=draw)]
-    while len(centres) < count:
-        far = torch.cdist(x, centres).amin(1).square().cpu() + 1e-9
-        centres = torch.cat((centres, x[torch.multinomial(far, 1, generator=draw)]))
-    size = x.new_zeros(count)
-    for _ in range(10):
-        one = F.one_hot(torch.cdist(x, centres).argmin(1), count).to(x)
-        size = one.sum(0)
-        means = one.T @ x / size.clamp(min=1)[:, None]
-        centres = torch.where(size[:, None] > 0, means, centres)
-    return centres, size
-
-
-class CentredHead(nn.Module):
-    """The classifier, on features less the mean of their style.
-
-    Attributes:
-        inner: the linear layer.
-        learning: count the batch in the means before they are subtracted.
-        pending: the running values with that batch, for the adapter to keep.
-    """
-
-    def __init__(
-        self, inner: nn.Linear, styles: Styles, shrink: float, running: dict[str, Any]
-    ) -> None:
-        super().__init__()
-        self.inner, self.shrink, self.running = inner, shrink, running
-        self._styles = [styles]  # a list hides it from torch's module tree: it is not a part
-        options: dict[str, Any] = {"device": inner.weight.device, "dtype": torch.float32}
-        count = styles.config.styles
-        running["feature_count"] = torch.zeros(count, **options)
-        running["feature_sum"] = torch.zeros(count, inner.in_features, **options)
-        self.learning = False
-        self.pending: dict[str, Tensor] = {}
-
-    def forward(self, phi: Tensor) -> Tensor:
-        """[B, D] to centred logits."""
-        routing = self._styles[0].last
-        if phi.dim() != 2 or routing is None or len(routing.experts) != len(phi):
-            raise ValueError(
-                "moetta_plus needs a classifier whose last linear layer sees one vector per "
-                f"sample, after its early norm layers; here it sees {tuple(phi.shape)}"
-            )
-        logits = self.inner(phi)
-        # The means need float32's digits.
-        with torch.autocast(phi.device.type, enabled=False):
-            count, total = self.running["feature_count"], self.running["feature_sum"]
-            if self.learning:
-                one = self._styles[0].whole
-                count = count + one.sum(0)
-                total = total + one.T @ ranks.whole(phi.detach().float())
-                self.pending = {"feature_count": count, "feature_sum": total}
-            overall = total.sum(0) / count.sum().clamp(min=1)
-            means = (total + self.shrink * overall) / (count + self.shrink)[:, None]
-            shift = F.linear(means, self.inner.weight.detach().float())
-            centred: Tensor = logits.float() - shift[routing.experts[:, 0]]
-            return centred
-
-
 @register(
     "moetta_plus",
     MoETTAPlusConfig,
@@ -271,7 +116,14 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
         index = min(index, len(norms) - 1)
         found = find_head(self.network)
         name, head = found.name, found.module
-        self.styles = Styles(norms[index], config, self.running)
+        self.styles = Styles(
+            norms[index],
+            self.running,
+            count=config.styles,
+            warmup=config.style_warmup,
+            memory=config.style_memory,
+            seed=config.seed,
+        )
         trained: list[tuple[str, nn.Parameter]] = []
         for norm in norms[index:]:
             layer: Any = with_experts(
@@ -287,7 +139,9 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
             if norm is norms[index]:
                 self.styles.inner, layer = layer, self.styles
             self.surgery.replace(norm.name, layer)
-        self.head = CentredHead(head, self.styles, config.shrink, self.running)
+        self.head = CentredHead(
+            head, self.styles, self.running, shrink=config.shrink, balanced=config.balanced
+        )
         self.surgery.replace(name, self.head)
         self.optimizer = config.sgd(self.make_trainable(trained))
         weights = [norm.module.get_parameter("weight") for norm in norms[index:]]
