@@ -121,6 +121,8 @@ class StraightLine:
         grads = torch.autograd.grad(loss, list(self.values.values()), allow_unused=True)
         for (name, value), grad in zip(self.values.items(), grads, strict=True):
             grad = torch.zeros_like(value) if grad is None else grad
+            if "expert_" in name:
+                grad = grad + self.config.shared * sum(grad)
             before = self.velocity.get(name)
             self.velocity[name] = grad if before is None else self.config.momentum * before + grad
             with torch.no_grad():
@@ -137,6 +139,8 @@ class StraightLine:
         {"balance": 0.0},
         {"router_grad": False},
         {"e0": 1.0},
+        {"shared": 1.0},
+        {"shared": 0.5, "top_k": 2},
         {"top_k": 2},
         {"top_k": 2, "top_k_weights": "one"},
         {"routing": "batch", "window": 3},

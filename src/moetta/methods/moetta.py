@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter, Source
-from moetta.core.config import positive, require
+from moetta.core.config import positive, require, share
 from moetta.core.functional import UNCERTAINTIES, log_classes, masked_mean, reliability
 from moetta.core.inputs import Inputs
 from moetta.core.norm_affine import SGDConfig
 from moetta.core.objective import Objective, Step
 from moetta.methods.registry import Citation, Drawn, register
 from moetta.nn.blocks import find_blocks
-from moetta.nn.moe import MoENorm, Routing, balance_loss, with_experts
+from moetta.nn.moe import MoENorm, Routing, balance_loss, shared_gradients, with_experts
 from moetta.nn.norms import Norm, find_norms, parse_indices
 
 
@@ -36,6 +36,8 @@ class MoETTAConfig(SGDConfig):
         top_k: experts per sample.
         top_k_weights: for top_k > 1, weigh the experts by their share of probability, or each by 1.
         balance: weight of the load-balancing loss, relative to the average entropy (lambda).
+        shared: share of all experts' gradients that each expert follows besides its own, so that
+            experts do not each begin at zero; not in the paper.
         e0: reference of the weight exp(e0 - H), as a share of ln C.
         objective: the measure of uncertainty to minimise: the entropy of the prediction, or COME's
             entropy of an opinion ("come").
@@ -67,6 +69,7 @@ class MoETTAConfig(SGDConfig):
     top_k: int = 1
     top_k_weights: Literal["share", "one"] = "share"
     balance: float = 0.2
+    shared: float = 0.0
     e0: float = 0.4
     objective: Literal["entropy", "come"] = "entropy"
     frozen: str | None = None
@@ -92,6 +95,7 @@ class MoETTAConfig(SGDConfig):
             f"top_k must be between 1 and experts={self.experts}, got {self.top_k}",
         )
         require(self.balance >= 0, f"balance must be at least 0, got {self.balance}")
+        share(self, "shared")
 
 
 def indexed_norms(network: nn.Module, channels_first: bool = False) -> list[Norm]:
@@ -241,6 +245,11 @@ class MoETTA(Adapter[MoETTAConfig]):
         if not balanced and not selected.any() and torch.isfinite(threshold):
             self.running.update(running)  # such a batch counts in the running averages too
         return Objective(logits, losses, selected, running=running, without_selection=balanced)
+
+    def step_along(self, grads: list[Tensor]) -> None:
+        """One optimiser step; experts may share a part of their gradients."""
+        named = dict(zip(self.trained, grads, strict=True))
+        super().step_along(shared_gradients(named, self.config.shared))
 
     def predict(self, inputs: Inputs) -> Tensor:
         """Predict without learning."""

@@ -17,7 +17,7 @@ from moetta.core.objective import Step
 from moetta.methods.registry import Drawn, register
 from moetta.nn.centres import CentredHead
 from moetta.nn.head import find_head
-from moetta.nn.moe import with_experts
+from moetta.nn.moe import shared_gradients, with_experts
 from moetta.nn.norms import find_norms
 from moetta.nn.styles import Styles
 
@@ -206,9 +206,8 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
         sound = all(bool(torch.isfinite(value).all()) for value in running.values())
         grads = self.gradients(total) if sound else None
         if grads is not None:
-            if config.shared:
-                grads = [g + config.shared * g.sum(0, keepdim=True) for g in grads]
-            self.step_along(grads)
+            named = dict(zip(self.trained, grads, strict=True))
+            self.step_along(shared_gradients(named, config.shared))
             self._leash(portion)
             self.running |= running
         return Step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +42,23 @@ def balance_loss(routing: Routing) -> Tensor:
     p, chosen = routing.probabilities, routing.experts.flatten(-2)
     count = torch.zeros_like(p[..., 0, :]).scatter_add_(-1, chosen, p.new_ones(chosen.shape))
     return (count * p.mean(-2)).sum(-1) * (p.shape[-1] / chosen.shape[-1])
+
+
+def shared_gradients(grads: Mapping[str, Tensor], share: float) -> list[Tensor]:
+    """Gradients by which every expert also follows a share of the sum of all experts' gradients.
+
+    Experts that start alike then begin as one offset that all samples train, and part as each
+    follows its own samples besides.
+
+    Args:
+        grads: by name; those of experts, [E, D], end in ``expert_weight`` or ``expert_bias``.
+        share: how much of the sum to follow; 0 changes nothing.
+    """
+    ends = ("expert_weight", "expert_bias")
+    return [
+        g + share * g.sum(0, keepdim=True) if share and name.endswith(ends) else g
+        for name, g in grads.items()
+    ]
 
 
 class MoENorm(nn.Module):
