@@ -59,6 +59,7 @@ class MoETTAConfig(SGDConfig):
         batch_statistics: BatchNorm layers normalise by the batch, not by the source statistics.
     """
 
+    later: ClassVar[tuple[str, ...]] = (*SGDConfig.later, "shared")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "released": {"threshold": "aliased", "batch_balance": "constant"},
         "potpourri": {"experts": 11, "balance": 0.5},
