@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ray_clusters import ENVIRONMENT, RAY, end_node, start_node
+from ray_clusters import ENVIRONMENT, RAY, end_node, start_node, worker_of
 from test_ray import COMMON, LONG, command, start
 from test_resume import assert_same
 
@@ -42,6 +43,12 @@ class Hosts:
 
     def restore(self) -> None:
         ip("-n", self.first, "link", "set", self.cable, "up")
+
+    def on_second(self, process: int | None) -> bool:
+        """Whether a process runs on the second host."""
+        if process is None:
+            return False
+        return os.path.samefile(f"/run/netns/{self.second}", f"/proc/{process}/ns/net")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +126,11 @@ def wait_until_nodes(hosts: Hosts, address: str, count: int) -> None:
 
 @pytest.mark.slow
 def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path) -> None:
-    """Both hosts see one disk. The second goes on alone for a while; each cell ends once."""
+    """Both hosts see one disk. The second goes on alone for a while; each cell ends once.
+
+    The link is cut while a cell runs on the second host. Ray has to report that host dead, and the
+    first has to take over that very cell.
+    """
     fields = {**COMMON, "limit": 800, "batch_size": 8, "threads": 1}
     cells = make_grid(method=["noadapt", "tent", "moetta"], seed=[1, 2, 3, 4], **fields)
     options = ["--stream", "classical", "--method", "noadapt", "tent", "moetta", "--limit", "800"]
@@ -128,17 +139,23 @@ def test_the_link_is_cut_in_the_middle_and_restored(hosts: Hosts, tmp_path: Path
         arguments = command(tmp_path / "runs", *options, "--ray", address)
         process = start([*on(hosts.first), *arguments])
         assert process.stdout is not None
-        events = []
+        events, labels = [], {(cell.method, cell.seed): cell.label for cell in cells}
+        victim = None
         for line in process.stdout:
             events.append(json.loads(line))
             ends = sum(event["event"] == "end" for event in events)
-            if events[-1]["event"] == "progress" and ends == 5:
-                break
+            if events[-1]["event"] == "progress" and ends >= 4:
+                label = labels[events[-1]["method"], events[-1]["seed"]]
+                if hosts.on_second(worker_of(label)):
+                    victim = label
+                    break
         hosts.cut()
+        assert victim is not None
         wait_until_nodes(hosts, address, 1)
         hosts.restore()
         out, err = process.communicate(timeout=LONG)
     assert process.returncode == 0, err
+    assert re.search(rf"{victim}: its worker was lost; node \S+ \(10\.77\.0\.1\) resumes it", err)
     events += [json.loads(line) for line in out.splitlines()]
     ends = [event for event in events if event["event"] == "end"]
     assert len(ends) == len(cells) == len({event["folder"] for event in ends})
