@@ -50,6 +50,7 @@ class Cluster:
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "RAY_worker_niceness": "0",
                 "OMP_NUM_THREADS": "1",
+                "RAY_AUTH_MODE": "disabled",
             },
         )
         give_up = time.monotonic() + 120
@@ -77,18 +78,10 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(no_token: None) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     found = Cluster()
     yield found
     found.stop()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_token() -> Iterator[None]:
-    """Ray would write one into the home folder of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        yield
 
 
 @pytest.fixture(scope="module")

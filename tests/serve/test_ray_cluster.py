@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -101,5 +102,6 @@ def test_a_lock_is_held_by_one_and_free_when_it_ends(tmp_path: Path) -> None:
     first = hold(path, 0)
     with pytest.raises(TimeoutError, match="held by another replica"):
         hold(path, 0.3)
+    assert path.read_text() == str(os.getpid())
     first.close()
     hold(path, 0).close()
