@@ -12,10 +12,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+PYTHONPATH = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": PYTHONPATH,
@@ -26,6 +27,11 @@ ENVIRONMENT = {
     "RAY_raylet_start_wait_time_s": "180",  # on a busy machine
 }
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+PORTS = (
+    *("--dashboard-agent-listen-port", "--dashboard-agent-grpc-port"),
+    *("--runtime-env-agent-port", "--metrics-export-port"),
+)
+"""A raylet gives its agents 15 s to say which ports they chose, unless it is told."""
 
 
 def free_port() -> int:
@@ -41,6 +47,7 @@ def start_node(
     """`ray start --block`, once it has started; all its processes end with it."""
     command = [*(inside or []), *RAY, "start", "--block", "--disable-usage-stats"]
     command += ["--num-gpus", "0", "--object-store-memory", "80000000", *options]
+    command += [word for option in PORTS for word in (option, str(free_port()))]
     node = subprocess.Popen(
         command,
         env={**ENVIRONMENT, **(environment or {})},
@@ -69,15 +76,23 @@ def end_node(node: subprocess.Popen[str]) -> None:
         node.wait()
 
 
+@dataclass
+class Cluster:
+    """A cluster of one node."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+
 @contextlib.contextmanager
-def cluster(cpus: int = 2) -> Iterator[str]:
-    """The address of a cluster of one node."""
+def cluster(cpus: int = 2) -> Iterator[Cluster]:
+    """A cluster that ends with the block."""
     temporary, port = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), free_port()
     options = ["--head", "--port", str(port), "--num-cpus", str(cpus), "--temp-dir", temporary]
     options += ["--include-dashboard", "false", "--ray-client-server-port", str(free_port())]
     node = start_node(*options, "--node-ip-address", "127.0.0.1")
     try:
-        yield f"127.0.0.1:{port}"
+        yield Cluster(f"127.0.0.1:{port}", node)
     finally:
         end_node(node)
         shutil.rmtree(temporary, ignore_errors=True)
