@@ -27,11 +27,6 @@ ENVIRONMENT = {
     "RAY_raylet_start_wait_time_s": "180",  # on a busy machine
 }
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-PORTS = (
-    *("--dashboard-agent-listen-port", "--dashboard-agent-grpc-port"),
-    *("--runtime-env-agent-port", "--metrics-export-port"),
-)
-"""A raylet gives its agents 15 s to say which ports they chose, unless it is told."""
 
 
 def free_port() -> int:
@@ -47,7 +42,6 @@ def start_node(
     """`ray start --block`, once it has started; all its processes end with it."""
     command = [*(inside or []), *RAY, "start", "--block", "--disable-usage-stats"]
     command += ["--num-gpus", "0", "--object-store-memory", "80000000", *options]
-    command += [word for option in PORTS for word in (option, str(free_port()))]
     node = subprocess.Popen(
         command,
         env={**ENVIRONMENT, **(environment or {})},
