@@ -8,14 +8,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ray_clusters import ENVIRONMENT, RAY, end_node, start_node, worker_of
+from ray_clusters import ENVIRONMENT, HEAD, end_node, start_node, worker_of
 from test_ray import COMMON, LONG, command, start
 from test_resume import assert_same
 
@@ -93,15 +93,14 @@ def cluster(hosts: Hosts, second_sees: str = "") -> Iterator[str]:
         "RAY_health_check_timeout_ms": "4000",
         "RAY_health_check_failure_threshold": "5",
     }
-    options = ["--num-cpus", "1", "--include-dashboard", "false"]
-    head = ["--head", "--port", str(PORT), "--temp-dir", folders[0], *options]
+    head = [*HEAD, "--port", str(PORT), "--temp-dir", folders[0], "--num-cpus", "1"]
     head += ["--node-ip-address", "10.77.0.1"]
     nodes = [start_node(*head, inside=on(hosts.first), environment=quick)]
     try:
         address = f"10.77.0.1:{PORT}"
         wait_until_nodes(hosts, address, 1)
         shell = ["sh", "-c", f'{second_sees or "true"} && exec "$@"', "sh"]
-        joining = ["--address", address, "--node-ip-address", "10.77.0.2", *options[:2]]
+        joining = ["--address", address, "--node-ip-address", "10.77.0.2", "--num-cpus", "1"]
         nodes.append(start_node(*joining, inside=[*on(hosts.second), *shell], environment=quick))
         wait_until_nodes(hosts, address, 2)
         yield address
@@ -112,16 +111,19 @@ def cluster(hosts: Hosts, second_sees: str = "") -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+COUNT = """
+import sys, time
+from ray._raylet import GcsClient
+client, count = GcsClient(address=sys.argv[1]), int(sys.argv[2])
+while sum(node.state == 0 for node in client.get_all_node_info().values()) != count:
+    time.sleep(0.5)
+"""
+
+
 def wait_until_nodes(hosts: Hosts, address: str, count: int) -> None:
-    look = [*on(hosts.first), *RAY, "status", "--address", address]
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        seen = subprocess.run(look, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        active = seen.stdout.partition("Active:")[2].partition("Pending:")[0]
-        if active.count("node_") == count:
-            return
-        time.sleep(1)
-    raise TimeoutError(seen.stdout + seen.stderr)
+    """Wait until the head says that so many nodes are alive."""
+    look = [*on(hosts.first), sys.executable, "-c", COUNT, address, str(count)]
+    subprocess.run(look, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.slow
