@@ -58,9 +58,11 @@ def connect(address: str | None, *, here: dict[str, Any] | None = None, **option
     ray = import_ray()
     if ray.is_initialized():
         return
+    if address == "local":
+        address = None
     logging.getLogger("ray").setLevel(logging.ERROR)
     options["logging_level"] = logging.ERROR
-    if address is None or address == "local":
+    if address is None:
         os.environ.setdefault("RAY_worker_niceness", "0")  # as urgent as without Ray
         options.update(address="local", include_dashboard=False, object_store_memory=STORE_BYTES)
         options.update(here or {})
@@ -70,7 +72,7 @@ def connect(address: str | None, *, here: dict[str, Any] | None = None, **option
     try:
         with _without_sigterm():
             ray.init(**options)
-    except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
+    except Exception as error:  # a node that is too slow to start is a bare Exception
         raise _explained(error, address) from error
 
 
