@@ -14,5 +14,5 @@ def address() -> Iterator[str]:
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch, cluster() as found:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        yield found
+        yield found.address
         ray.shutdown()

@@ -12,10 +12,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+PYTHONPATH = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": PYTHONPATH,
@@ -23,9 +24,10 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # no token in the home folder of whoever runs the tests
     "RAY_worker_niceness": "0",  # or they would starve where much else runs
-    "RAY_raylet_start_wait_time_s": "180",  # on a busy machine
+    "RAY_raylet_start_wait_time_s": "60",  # on a busy machine
 }
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+HEAD = ["--head", "--include-dashboard", "false", "--no-monitor"]
 
 
 def free_port() -> int:
@@ -38,12 +40,25 @@ def free_port() -> int:
 def start_node(
     *options: str, inside: list[str] | None = None, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """`ray start --block`, once it has started; all its processes end with it."""
-    command = [*(inside or []), *RAY, "start", "--block", "--disable-usage-stats"]
+    """`ray start --block`, once it has started; all its processes end with it.
+
+    A raylet gives up if its agents need more than 15 s to start, as on a busy machine they may.
+    """
+    for _ in range(3):
+        node, said = _try_node(list(options), inside or [], environment or {})
+        if node is not None:
+            return node
+    raise RuntimeError(said)
+
+
+def _try_node(
+    options: list[str], inside: list[str], environment: dict[str, str]
+) -> tuple[subprocess.Popen[str] | None, str]:
+    command = [*inside, *RAY, "start", "--block", "--disable-usage-stats"]
     command += ["--num-gpus", "0", "--object-store-memory", "80000000", *options]
     node = subprocess.Popen(
         command,
-        env={**ENVIRONMENT, **(environment or {})},
+        env={**ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -55,9 +70,9 @@ def start_node(
         said.append(line)
         if "Ray runtime started" in line:
             threading.Thread(target=node.stdout.read, daemon=True).start()
-            return node
+            return node, ""
     node.wait()
-    raise RuntimeError("".join(said))
+    return None, "".join(said)
 
 
 def end_node(node: subprocess.Popen[str]) -> None:
@@ -69,15 +84,23 @@ def end_node(node: subprocess.Popen[str]) -> None:
         node.wait()
 
 
+@dataclass
+class Cluster:
+    """A cluster of one node."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+
 @contextlib.contextmanager
-def cluster(cpus: int = 2) -> Iterator[str]:
-    """The address of a cluster of one node."""
+def cluster(cpus: int = 2) -> Iterator[Cluster]:
+    """A cluster that ends with the block."""
     temporary, port = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), free_port()
-    options = ["--head", "--port", str(port), "--num-cpus", str(cpus), "--temp-dir", temporary]
-    options += ["--include-dashboard", "false", "--ray-client-server-port", str(free_port())]
-    node = start_node(*options, "--node-ip-address", "127.0.0.1")
+    options = ["--port", str(port), "--num-cpus", str(cpus), "--temp-dir", temporary]
+    options += ["--ray-client-server-port", str(free_port())]
+    node = start_node(*HEAD, *options, "--node-ip-address", "127.0.0.1")
     try:
-        yield f"127.0.0.1:{port}"
+        yield Cluster(f"127.0.0.1:{port}", node)
     finally:
         end_node(node)
         shutil.rmtree(temporary, ignore_errors=True)

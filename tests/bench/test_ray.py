@@ -20,10 +20,10 @@ from test_resume import assert_same
 import moetta
 from moetta.bench import Cell, make_grid, run_grid
 from moetta.bench.progress import Outcome, Progress, Silent
-
-pytest.importorskip("ray")
 from moetta.bench.ray_backend import OnRay
+from moetta.commands.main import main
 
+ray = pytest.importorskip("ray")
 COMMON: dict[str, Any] = {"stream": "classical", "model": "tiny_models:vit", "batch_size": 16}
 CELLS = make_grid(
     method=["noadapt", "tent", "moetta"], seed=[1, 2, 3, 4], limit=96, threads=1, **COMMON
@@ -67,6 +67,49 @@ class Watcher(Silent):
 
     def finish(self, cell: Cell, outcome: Outcome) -> None:
         self.ends.append(cell)
+
+
+def command(out: Path, *options: str, model: str = COMMON["model"]) -> list[str]:
+    run = [sys.executable, "-m", "moetta", "run", "--model", model, "--threads", "1", "--json"]
+    return [*run, "--out", str(out), *options]
+
+
+def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **{"env": ENVIRONMENT, **options},
+    )
+
+
+def wait_for(process: subprocess.Popen[str], event: str, resumed: bool = False) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = json.loads(line)
+        if found["event"] == event and (found.get("resumed") or not resumed):
+            return
+    assert process.stderr is not None
+    raise AssertionError(process.stderr.read())
+
+
+GRID = ["--stream", "classical", "--method", "tent", "moetta", "--batch-size", "4"]
+
+
+def test_another_version_of_ray(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first test: later ones stay connected."""
+    ray.shutdown()
+    monkeypatch.setattr(ray, "__version__", "1.2.3")
+    assert main(command(tmp_path / "runs", *GRID, "--ray", address)[3:]) == 1
+    assert "has other versions than this machine (Ray 1.2.3, Python" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_twelve_cells_over_two_workers_one_of_which_is_killed(
@@ -140,86 +183,44 @@ def test_what_the_nodes_lack_is_said_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def command(out: Path, *options: str, model: str = COMMON["model"]) -> list[str]:
-    run = [sys.executable, "-m", "moetta", "run", "--model", model, "--threads", "1", "--json"]
-    return [*run, "--out", str(out), *options]
-
-
-def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **{"env": ENVIRONMENT, **options},
-    )
-
-
-def wait_for(process: subprocess.Popen[str], event: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line)["event"] == event:
-            return
-    assert process.stderr is not None
-    raise AssertionError(process.stderr.read())
-
-
-GRID = ["--stream", "classical", "--method", "tent", "moetta", "--batch-size", "4"]
-
-
-def test_the_command_is_killed_and_started_again(address: str, tmp_path: Path) -> None:
-    options = [*GRID, "--limit", "800", "--checkpoint-seconds", "0"]
-    arguments = command(tmp_path / "runs", *options, "--ray", address)
+def test_the_command_is_killed_then_stopped_then_finished(address: str, tmp_path: Path) -> None:
+    """On a cluster that stays; the last time from another process, with the same results."""
+    out = tmp_path / "runs"
+    arguments = command(out, *GRID, "--limit", "800", "--checkpoint-seconds", "0", "--ray", address)
     process = start(arguments)
     wait_for(process, "progress")
     process.kill()
     process.communicate(timeout=LONG)
-    again = subprocess.run(
-        arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONG, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    events = [json.loads(line) for line in again.stdout.splitlines()]
-    ends = [e for e in events if e["event"] == "end"]
-    assert sorted((e["method"], e["summary"]["samples"]) for e in ends) == [
-        ("moetta", 800),
-        ("tent", 800),
-    ]
-    assert any(e["resumed"] for e in events if e["event"] == "progress")
+    process = start(arguments)
+    wait_for(process, "progress", resumed=True)
+    assert_stopped(process, signal.SIGINT, out)
     fields = {**COMMON, "batch_size": 4, "limit": 800, "threads": 1}
-    for expected in run_grid(make_grid(method=["tent", "moetta"], **fields), tmp_path / "alone"):
-        assert expected.folder is not None
-        assert_same(tmp_path / "runs" / expected.folder.name, expected.folder)
+    cells = make_grid(method=["tent", "moetta"], **fields)
+    watcher = Watcher()
+    outcomes = run_grid(cells, out, backend=OnRay(out, address), listener=watcher)
+    assert any(progress.resumed for _, progress in watcher.news)
+    alone = run_grid(cells, tmp_path / "alone")
+    folders = {c: o.folder for c, o in zip(cells, alone, strict=True) if o.folder is not None}
+    assert_like_alone(cells, outcomes, folders)
 
 
-def test_another_version_of_ray(address: str, tmp_path: Path) -> None:
-    script = "import ray, sys; ray.__version__ = '1.2.3'; from moetta.commands.main import main; "
-    script += "sys.exit(main(sys.argv[1:]))"
-    arguments = [sys.executable, "-c", script, *command(tmp_path / "runs", "--ray", address)[3:]]
-    done = subprocess.run(
-        arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONG, check=False
-    )
-    assert done.returncode == 1
-    assert "has other versions than this machine (Ray 1.2.3, Python" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals(number: int, address: str, tmp_path: Path) -> None:
-    """As a terminal or a cluster's scheduler sends them: to all processes, also Ray's own."""
-    own = number == signal.SIGTERM  # a Ray that the command has started itself
-    options = [*GRID, "--limit", "4000", "--ray", *([] if own else [address])]
-    process = start(command(tmp_path / "runs", *options))
+def test_sigterm_to_all_processes_also_those_of_its_own_ray(tmp_path: Path) -> None:
+    """As a cluster's scheduler sends it."""
+    process = start(command(tmp_path / "runs", *GRID, "--limit", "4000", "--ray"))
     wait_for(process, "progress")
-    assert bool(ray_processes(process.pid)) == own
+    assert ray_processes(process.pid)
+    assert_stopped(process, signal.SIGTERM, tmp_path / "runs")
+    assert not ray_processes(process.pid)
+
+
+def assert_stopped(process: subprocess.Popen[str], number: int, runs: Path) -> None:
+    """A signal to all processes of a command ends it in order, with checkpoints."""
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=LONG)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert json.loads(out.splitlines()[-1])["event"] == "stopped"
-    assert list((tmp_path / "runs").glob("*/checkpoint/progress.json"))
-    assert not ray_processes(process.pid)
+    assert list(runs.glob("*/checkpoint/progress.json"))
 
 
 def test_a_ray_of_its_own_does_not_outlive_a_killed_command(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ The tests share one service and run in order: the last one stops it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
@@ -13,7 +12,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import httpx
 import pytest
 
 import moetta
+from serve.load import Load, replicas, until
 from serve.poison_model import make
 from serve.processes import below, process_of
 from serve.running import Running
@@ -36,82 +36,20 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_token() -> Iterator[None]:
-    """Ray would write one into the home folder of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
 
 
 @pytest.fixture(scope="module")
-def server(no_token: None, folder: Path) -> Iterator[Running]:
+def server(folder: Path) -> Iterator[Running]:
     with Running(Path("merged"), "--state-folder", str(folder), *OPTIONS, wait=400) as found:
         yield found
-
-
-def until(condition: Callable[[], Any], seconds: float) -> Any:
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, "it did not happen"
-        time.sleep(0.3)
-    return found
-
-
-def replicas(server: Running) -> dict[str, Any]:
-    """The replicas' states; empty while none answers."""
-    found = server.client.get("/v1/state")
-    return dict(found.json()["replicas"]) if found.status_code == 200 else {}
 
 
 def merged(server: Running) -> dict[str, Any]:
     found: dict[str, Any] = server.state()["merged"]
     return found
-
-
-class Load:
-    """Clients that ask without pause until told to stop."""
-
-    def __init__(self, server: Running, clients: int = 6) -> None:
-        self.answers: list[httpx.Response | Exception] = []
-        self.slowest = 0.0
-        self._server = server
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
-
-    def _ask(self, number: int) -> None:
-        asked = 0
-        while not self._stop.is_set():
-            asked += 1
-            begun = time.monotonic()
-            try:
-                self.answers.append(self._server.predict(picture(1000 * number + asked)))
-            except Exception as error:
-                self.answers.append(error)
-                return
-            self.slowest = max(self.slowest, time.monotonic() - begun)
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
-
-    @property
-    def statuses(self) -> collections.Counter[Any]:
-        return collections.Counter(
-            repr(a) if isinstance(a, Exception) else a.status_code for a in self.answers
-        )
 
 
 def test_both_replicas_learn_and_are_merged(server: Running) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_clusters
+from ray_clusters import Cluster
 
 from serve.processes import below, process_of
 from serve.running import Running
@@ -25,70 +22,16 @@ pytestmark = pytest.mark.timeout(600)
 STREAMS = [f"camera-{number}" for number in range(6)]
 
 
-class Cluster:
-    """A Ray of someone else's."""
-
-    def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
-        # Not pytest's folder: the path of a Unix socket is short.
-        self.folder = tempfile.mkdtemp(prefix="ray-")
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-                *("--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "3"),
-                *("--include-dashboard", "false", "--disable-usage-stats"),
-                *("--temp-dir", self.folder, "--object-store-memory", "100000000"),
-            ],
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "RAY_worker_niceness": "0",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        give_up = time.monotonic() + 120
-        while "runtime started" not in self.said.lower() and time.monotonic() < give_up:
-            assert self.process.poll() is None, self.said
-            time.sleep(0.5)
-
-    @property
-    def said(self) -> str:
-        self.log.seek(0)
-        return self.log.read()
-
-    def replicas(self) -> dict[str, int]:
-        """Process ids of the replicas, by application."""
-        found = process_of("ray::ServeReplica:moetta", below(self.process.pid))
-        return {command.split(":")[3]: pid for pid, command in found.items()}
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
-def cluster(no_token: None) -> Iterator[Cluster]:
-    found = Cluster()
-    yield found
-    found.stop()
+def cluster() -> Iterator[Cluster]:
+    with ray_clusters.cluster(cpus=3) as found:
+        yield found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_token() -> Iterator[None]:
-    """Ray would write one into the home folder of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        yield
+def replicas(cluster: Cluster) -> dict[str, int]:
+    """Process ids of the replicas, by application."""
+    found = process_of("ray::ServeReplica:moetta", below(cluster.process.pid))
+    return {command.split(":")[3]: pid for pid, command in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +105,7 @@ def test_a_stream_whose_replica_died_comes_back_from_its_snapshot(
     other = next(
         s for s in STREAMS if server.state(**{"X-Stream-Id": s})["stream"]["shard"] != shard
     )
-    os.kill(cluster.replicas()[f"moetta-{shard}"], signal.SIGKILL)
+    os.kill(replicas(cluster)[f"moetta-{shard}"], signal.SIGKILL)
     assert set(ask(server, other, 5)) == {200}  # the others notice nothing
     give_up = time.monotonic() + 240
     while (statuses := set(ask(server, stream))) != {200}:
@@ -198,6 +141,6 @@ def test_after_kill_9_a_new_one_takes_over_and_sigterm_leaves_the_cluster(
         assert "the state is saved" in fresh.log
     assert cluster.process.poll() is None
     give_up = time.monotonic() + 30
-    while cluster.replicas():
+    while replicas(cluster):
         assert time.monotonic() < give_up
         time.sleep(0.5)

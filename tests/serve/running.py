@@ -35,6 +35,7 @@ class Running:
             "PYTHONPATH": os.pathsep.join((str(SOURCES), str(SOURCES.with_name("tests")))),
             "MOETTA_ADMIN_TOKEN": TOKEN,
             "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "disabled",  # no token in the home folder of whoever runs the tests
             **(environment or {}),
         }
         self.begun = time.monotonic()

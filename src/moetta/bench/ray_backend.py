@@ -22,16 +22,10 @@ from moetta.bench.cell_run import run_cell
 from moetta.bench.finished import folder_name
 from moetta.bench.interrupts import Stopped
 from moetta.bench.progress import Outcome, Progress
-from moetta.bench.ray_cluster import (
-    RETRIES,
-    Needs,
-    Surroundings,
-    check_nodes,
-    connect,
-    import_ray,
-)
+from moetta.bench.ray_cluster import RETRIES, Needs, Surroundings, check_nodes, connect
 from moetta.bench.store import Store
 from moetta.methods import find
+from moetta.ray_connect import import_ray
 
 LOCK_SECONDS = 300.0
 """How long to wait for a worker on a lost node: it does not know yet that it has been replaced."""
@@ -67,7 +61,7 @@ class OnRay:
 
     Args:
         root: folder of the results on this machine.
-        address: the cluster, see `ray_cluster.connect`; without one, Ray is started here.
+        address: the cluster, see `ray_connect.connect`; without one, Ray is started here.
         store: URL of the results; without one, all nodes must share ``root``.
         checkpoint_seconds: how many seconds of work a lost worker may cost.
     """
@@ -265,7 +259,8 @@ def work(cell: Cell, ticket: int, assignment: Assignment, board: Any) -> Outcome
     Raises:
         KeyboardInterrupt: it was cancelled, and has written a checkpoint.
     """
-    board.begin.remote(ticket, cell.label, socket.gethostname())
+    address = import_ray().util.get_node_ip_address()
+    board.begin.remote(ticket, cell.label, f"{socket.gethostname()} ({address})")
     assignment.surroundings.enter()
     with messages(board, cell), _stoppable() as stop:
         try:

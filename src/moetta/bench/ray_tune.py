@@ -28,8 +28,9 @@ from moetta.bench.ray_backend import (
     post,
     results_folder,
 )
-from moetta.bench.ray_cluster import RETRIES, Needs, Surroundings, import_ray
+from moetta.bench.ray_cluster import RETRIES, Needs, Surroundings
 from moetta.files import write_json
+from moetta.ray_connect import import_ray
 from moetta.results.runs import SCHEMA
 
 GRACE, FACTOR = 20, 2

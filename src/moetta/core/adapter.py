@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from moetta.core import source_images, state
+from moetta.core import source_images, spread, state
 from moetta.core.config import Config
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
@@ -23,7 +23,6 @@ from moetta.core.objective import Objective, Step
 from moetta.core.resets import POLICY, make_policy
 from moetta.core.step_report import StepReport, Totals
 from moetta.core.surgery import Surgery
-from moetta.nn.norms import own_statistics
 from moetta.nn.ranks import Ranks, Share, differentiating
 
 Source = Tensor | Iterable[Any] | str | PathLike[str] | None
@@ -199,7 +198,7 @@ class Adapter(Generic[C]):
             self.surgery.check_alive()
             if self.ranks is None:
                 return self._take(Inputs.checked(args, kwargs))
-            inputs = self._agreed(self.ranks, args, kwargs)
+            inputs, self._listeners = spread.agreed(self, self.ranks, args, kwargs, self._paused)
             self.share = inputs.share
             try:
                 logits = self._take(inputs)
@@ -276,22 +275,7 @@ class Adapter(Generic[C]):
                 have the same method, configuration or source model.
             RanksDiffer: they are not in the same state.
         """
-        with ranks.together():
-            if why := self._one_process():
-                raise ValueError(f"{self.method} cannot run on several ranks: {why}")
-        ours = {
-            "method": self.method,
-            "configuration": self.config.to_dict(),
-            "source model": self.fingerprint(),
-        }
-        told = ranks.tell(ours)
-        for rank, theirs in enumerate(told):
-            for what in ours:
-                if theirs[what] != told[0][what]:
-                    raise ValueError(
-                        f"rank {rank} has another {what} than rank 0: {theirs[what]}, not "
-                        f"{told[0][what]}"
-                    )
+        spread.check_alike(self, ranks)
         self.ranks = ranks
         self.check_ranks()
 
@@ -307,17 +291,6 @@ class Adapter(Generic[C]):
             "over_ranks = True in the class"
         )
 
-    def _one_process(self) -> str | None:
-        """Why this adapter cannot share a batch with others, or None."""
-        if why := self.steps_alone():
-            return why
-        if alone := own_statistics(self.network):
-            return (
-                f"the BatchNorm {alone!r} has no source statistics; each rank would normalise by "
-                "those of its part"
-            )
-        return None
-
     def check_ranks(self) -> None:
         """Check that all ranks are in the same state; all of them have to call this.
 
@@ -325,25 +298,7 @@ class Adapter(Generic[C]):
             RanksDiffer: they are not; names the first tensor that differs.
         """
         if self.ranks is not None:
-            tensors: dict[str, Tensor] = {**self.trained}
-            tensors |= {name: t for name, t in self.running.items() if t is not None}
-            tensors["steps"] = torch.tensor(float(self.steps))
-            self.ranks.compare(tensors)
-
-    def _agreed(self, ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """This rank's rows, once all ranks have found theirs usable and mean the same step."""
-        facts = {"steps": self.steps, "paused": self._paused}
-        listening = {"listening": self.on_prediction is not None}
-        inputs, told = Inputs.agreed(args, kwargs, ranks, facts | listening)
-        for rank, fact in enumerate(told):
-            if any(fact[name] != told[0][name] for name in facts):
-                was = [f"step {f['steps']}{', paused' * f['paused']}" for f in told]
-                raise RuntimeError(
-                    f"rank 0 is at {was[0]}, rank {rank} at {was[rank]}: call the adapter, its "
-                    "reset(), load(), rollback() and paused() on every rank alike"
-                )
-        self._listeners = any(fact["listening"] for fact in told)
-        return inputs
+            spread.compare(self, self.ranks)
 
     def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Values with a row per sample of this rank's part, for the whole batch.

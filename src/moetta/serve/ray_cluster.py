@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from moetta import __version__
+from moetta import __version__, ray_connect
 from moetta.serve.ray_keeper import Keeper
 from moetta.serve.ray_replica import NAMESPACE, Plan, Replica
 
@@ -21,13 +18,6 @@ if TYPE_CHECKING:
     from moetta.serve.ray_front import Front
 
 log = logging.getLogger("moetta.serve")
-T = TypeVar("T")
-CONNECT = 30.0
-"""Seconds in which a cluster must answer."""
-NODES = 120.0
-"""Seconds in which each of its nodes must run a first task, for which it starts a process."""
-STORE = 100_000_000
-"""Bytes of the object store of a Ray of our own; images travel with the calls, not through it."""
 
 
 @dataclass(frozen=True)
@@ -92,92 +82,29 @@ class Deployment:
     # --- connecting -----------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect, or start Ray here.
+        """Connect, or start Ray here, and refuse a cluster whose nodes have another moetta.
 
         Raises:
-            ModuleNotFoundError: Ray is not installed.
-            ValueError: there is no cluster there, or it is not one to work with.
+            ValueError: Ray is not installed, or that is not a cluster to work with.
+            ConnectionError: no cluster answers.
         """
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-        import ray
-        from ray import serve  # noqa: F401  # the extra may be installed without it
-
         address = self.cluster.address
-        options: dict[str, Any] = {
-            "namespace": NAMESPACE,
-            "log_to_driver": True,
-            "logging_level": logging.ERROR,
-        }
-        if address is None:
-            cpus = max(os.cpu_count() or 1, int(self.cluster.most * self.cluster.cpus) + 1)
-            with _deaf():
-                ray.init(
-                    address="local",
-                    num_cpus=cpus,
-                    include_dashboard=False,
-                    object_store_memory=STORE,
-                    _node_ip_address="127.0.0.1",
-                    # Its exporter listens on every address, and /metrics has what matters. Workers
-                    # would run at nice 15, which is not for a service.
-                    _system_config={"enable_metrics_collection": False, "worker_niceness": 0},
-                    **options,
-                )
-            return
-        _reachable(address)
-        try:
-            _within(CONNECT, lambda: ray.init(address=address, **options))
-        except TimeoutError:
+        if address is not None and address.startswith("ray://"):
             raise ValueError(
-                f"the Ray cluster at {address} did not answer within {CONNECT:g} s; is it the "
-                "address that `ray status` shows, and is this machine a node of it?"
-            ) from None
-        except RuntimeError as error:
-            raise ValueError(_short(error)) from None
-        except (ConnectionError, OSError) as error:
-            raise ValueError(
-                f"there is no Ray cluster at {address}: {_short(error)}; start one with `ray start "
-                "--head`, or leave the address out. If that cluster asks for a token, set "
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
-            ) from None
-        self._check_nodes()
-
-    def _check_nodes(self) -> None:
-        """Refuse a cluster whose nodes have another moetta."""
-        import ray
-        from ray.exceptions import GetTimeoutError
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        def version() -> str:  # in here, so that it travels by value and imports little
-            import moetta
-
-            return moetta.__version__
-
-        task = ray.remote(num_cpus=0, max_retries=0)(version)
-        nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
-        asked = {
-            node: task.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-            ).remote()
-            for node in nodes
+                f"{address} is a Ray client address, through which a service cannot run; start "
+                "moetta on a node of the cluster and give its address, such as 10.0.0.1:6379"
+            )
+        here = {
+            "num_cpus": max(os.cpu_count() or 1, int(self.cluster.most * self.cluster.cpus) + 1),
+            "_node_ip_address": "127.0.0.1",
+            # Its exporter listens on every address, and /metrics has what matters.
+            "_system_config": {"enable_metrics_collection": False},
         }
-        for node, reference in asked.items():
-            try:
-                found = ray.get(reference, timeout=NODES)
-            except GetTimeoutError:
-                raise ValueError(
-                    f"node {nodes[node]} ran nothing within {NODES:g} s; is it overloaded?"
-                ) from None
-            except Exception as error:
-                raise ValueError(
-                    f"node {nodes[node]} cannot run moetta: {_short(error)}; install 'moetta[ray,"
-                    f"serve]=={__version__}' there"
-                ) from None
-            if found != __version__:
-                raise ValueError(
-                    f"node {nodes[node]} has moetta {found}, this is {__version__}; install the "
-                    "same version on all nodes"
-                )
+        ray_connect.connect(address, here=here, namespace=NAMESPACE, log_to_driver=True)
+        if address is not None:
+            nodes = ray_connect.live_nodes()
+            ray_connect.refuse(ray_connect.examine_nodes(nodes, __version__), nodes)
 
     # --- deploying ------------------------------------------------------------------------------
 
@@ -335,26 +262,6 @@ class Deployment:
         ray.shutdown()
 
 
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that start within the block do not hear SIGTERM.
-
-    Supervisors send it to all processes of a service, but Ray has to live until the replicas have
-    saved. Ray also installs a handler, which would replace ours.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _ours(app: str, name: str) -> bool:
     rest = app.removeprefix(f"{name}-")
     return app == name or (rest != app and rest.isdecimal())
@@ -368,53 +275,29 @@ def _serve_runs() -> bool:
     return any(actor["namespace"] == "serve" for actor in actors)
 
 
-def _reachable(address: str) -> None:
-    """Refuse at once an address where nothing listens; Ray itself would try for a minute."""
-    if address.startswith("ray://"):
-        raise ValueError(
-            f"{address} is a Ray client address, through which a service cannot run; start moetta "
-            "on a node of the cluster and give its address, such as 10.0.0.1:6379"
-        )
-    if address in ("auto", "local"):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(
-            f"{address!r} is not an address of a Ray cluster; give HOST:PORT, such as "
-            "10.0.0.1:6379, or auto for the cluster of this machine"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as error:
-        raise ValueError(
-            f"there is no Ray cluster at {address}: {error.strerror or error}; start one with `ray "
-            "start --head`, or leave the address out to use this machine alone"
-        ) from None
-
-
-def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Call a function in a thread that may hang for ever.
+def _within(seconds: float, function: Callable[[], object]) -> None:
+    """Call a function in a thread, since it may hang for ever.
 
     Raises:
         TimeoutError: it did.
     """
-    outcome: list[Any] = []
+    errors: list[BaseException | None] = []
 
     def call() -> None:
         try:
-            outcome.append((function(), None))
+            function()
         except BaseException as error:
-            outcome.append((None, error))
+            errors.append(error)
+        else:
+            errors.append(None)
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
-    if not outcome:
-        raise TimeoutError
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value  # type: ignore[no-any-return]
+    if not errors:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if errors[0] is not None:
+        raise errors[0]
 
 
 def _short(error: BaseException) -> str:

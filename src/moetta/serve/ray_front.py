@@ -6,7 +6,6 @@ It runs in the process that `moetta serve --ray` is, so that a dying replica cos
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -26,6 +25,7 @@ from moetta.serve import access, ray_views
 from moetta.serve.app import REQUEST_ID
 from moetta.serve.bodies import Buffers, read_body
 from moetta.serve.metrics import SECONDS
+from moetta.serve.ray_fleet import Fleet
 from moetta.serve.ray_replica import Call, Policy, Reply
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.settings import Settings
@@ -34,8 +34,6 @@ from moetta.serve.tenant import tenant_name
 log = logging.getLogger("moetta.serve")
 COMPUTE = 15.0
 """Seconds that an answer may take beyond its time in the queue."""
-FAN_OUT = 10.0
-"""Seconds in which all replicas must answer what is asked of all."""
 HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "content-length"})
 
 
@@ -71,8 +69,7 @@ class Front:
         self.left = 0
         self._deploy = deploy
         self._end = stop
-        self._handles: list[Any] = []
-        self._keeper: Any = None
+        self._fleet = Fleet(policy)
         self._buffers = Buffers(settings.max_buffered)
         self._started = time.monotonic()
         r = self._registry = CollectorRegistry()
@@ -88,36 +85,25 @@ class Front:
             buckets=SECONDS,
             registry=r,
         )
-        self._replicas = Gauge(
+        answering = Gauge(
             "moetta_front_replicas", "Replicas that answered when last asked", registry=r
         )
+        answering.set_function(lambda: self._fleet.answering)
 
     # --- start and end --------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the replicas."""
-        self._handles, self._keeper = await run_in_threadpool(self._deploy, self)
+        fleet = self._fleet
+        fleet.handles, fleet.keeper = await run_in_threadpool(self._deploy, self)
         self._started = time.monotonic()
 
     async def stop(self) -> None:
         """Merge, save, and end the replicas; every accepted request was answered before."""
         self.drain()
-        if not self._handles:
+        if not self._fleet.handles:
             return
-        saved = True
-        if self.policy == "merged":
-            try:
-                saved = await asyncio.wait_for(_wait(self._keeper.finish.remote()), 60)
-            except Exception as error:
-                log.error("the merged state could not be saved: %s", error)
-                saved = False
-        try:
-            replies = await self._all("stop", timeout=60)
-            saved = saved and all(reply is True for reply in replies)
-        except Refusal as refusal:
-            log.error("replicas did not stop in order: %s", refusal.reason)
-            saved = saved and self.policy == "merged"
-        self.saved = saved
+        self.saved = await self._fleet.finish()
         await run_in_threadpool(self._end)
         log.info(
             "stopped: %d requests accepted, %d answered, %d left before their answer",
@@ -159,71 +145,20 @@ class Front:
         with self._buffers.hold() as hold:
             body = await read_body(request, self.settings, hold)
             call = Call(method, path, scope["query_string"], call.headers, body)
+            limit = self.settings.queue_timeout + COMPUTE
             if path != "/v1/predict":
-                return await self._one(call, name, request)
+                return await self._fleet.one(call, name, request, limit)
             self.accepted += 1
             try:
-                return await self._one(call, name, request)
+                return await self._fleet.one(call, name, request, limit)
             except ClientLeft:
                 self.left += 1
                 raise
 
-    def _handle(self, stream: str) -> Any:
-        return self._handles[ray_views.shard(stream, len(self._handles))]
-
-    async def _one(self, call: Call, stream: str, request: Request) -> Reply:
-        """Ask one replica, until it answers, the client leaves or time is up."""
-        response = self._handle(stream).http.remote(call)
-        answer = asyncio.ensure_future(_wait(response))
-        left = asyncio.create_task(_left(request))
-        limit = self.settings.queue_timeout + COMPUTE
-        try:
-            await asyncio.wait((answer, left), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                reply: Reply = answer.result()
-                return reply
-            response.cancel()  # takes the request's images out of the replica's queue
-            if left.done():
-                raise ClientLeft
-            raise Refusal(503, f"no replica answered within {limit:g} s; try again", retry_after=2)
-        except (Refusal, ClientLeft):
-            raise
-        except Exception as error:
-            raise refusal_for(error) from None
-        finally:
-            left.cancel()
-            if not answer.done():
-                answer.cancel()
-                with suppress(BaseException):
-                    await answer
-
-    async def _all(self, method: str, *args: Any, timeout: float = FAN_OUT) -> list[Any]:
-        """Call a method of every replica; errors stand in place of answers.
-
-        Raises:
-            Refusal: 503; not all answered in time, or there are none.
-        """
-        several = [handle.broadcast(method, *args) for handle in self._handles]
-        try:
-            found = await asyncio.gather(
-                *(b.results_async(timeout_s=timeout, return_exceptions=True) for b in several)
-            )
-        except Exception as error:
-            raise refusal_for(error) from None
-        return [reply for replies in found for reply in replies]
-
-    async def _replies(self, method: str, *args: Any) -> list[Reply]:
-        found = await self._all(method, *args)
-        replies = [reply for reply in found if isinstance(reply, Reply)]
-        self._replicas.set(len(replies))
-        if not replies:
-            raise Refusal(503, "no replica answers; try again", retry_after=2)
-        return replies
-
     # --- asked of all ---------------------------------------------------------------------------
 
     async def _metrics(self, call: Call) -> Reply:
-        replies = await self._replies("http", call)
+        replies = await self._fleet.replies("http", call)
         texts = {r.replica: r.body.decode() for r in replies if r.status == 200}
         body = ray_views.metrics(texts, self._registry)
         return Reply(200, [(b"content-type", b"text/plain; version=0.0.4")], body)
@@ -233,7 +168,7 @@ class Front:
         since = _float(parse_qs(call.query.decode("latin-1")).get("since", [""])[0])
         # Replicas count from their own start: all of their rows are asked for.
         query = call.query if since is None else b"since=-1"
-        replies = await self._replies("http", Call("GET", call.path, query, call.headers))
+        replies = await self._fleet.replies("http", Call("GET", call.path, query, call.headers))
         good = {r.replica: json.loads(r.body) for r in replies if r.status == 200}
         if not good:
             return replies[0]
@@ -242,11 +177,10 @@ class Front:
         if self.draining:
             found["ready"] = False
         if self.policy == "by-stream":
-            owner = self._handles.index(self._handle(stream))
-            found["stream"]["shard"] = owner
+            found["stream"]["shard"] = self._fleet.shard(stream)
         if self.policy == "merged":
-            with suppress(Exception):
-                facts = await asyncio.wait_for(_wait(self._keeper.facts.remote(stream)), FAN_OUT)
+            with suppress(Refusal):
+                facts = await self._fleet.ask_keeper("facts", stream)
                 found["merged"] = facts
                 found["stream"]["snapshots"] = facts["snapshots"]
         return _json(200, found)
@@ -255,14 +189,13 @@ class Front:
         query = parse_qs(call.query.decode("latin-1"))
         everyone = query.get("all", ["false"])[0].lower() in ("1", "true", "yes", "on")
         if what in ("pause", "resume"):
-            replies = await self._owners("pause", stream, everyone, call, stream, everyone)
+            replies = await self._fleet.owners("pause", stream, everyone, call, stream, everyone)
             if any(reply.status == 200 for reply in replies):
-                paused = what == "pause"
-                await self._ask(self._keeper.pause.remote(stream, everyone, paused))
+                await self._fleet.ask_keeper("pause", stream, everyone, what == "pause")
         elif self.policy == "merged" and what in ("reset", "snapshot", "rollback"):
             return await self._merged_admin(what, stream, query)
         else:
-            replies = await self._owners("http", stream, False, call)
+            replies = await self._fleet.owners("http", stream, False, call)
         worst = max(replies, key=lambda reply: reply.status)
         if worst.status != 200:
             return worst
@@ -271,46 +204,21 @@ class Front:
         log.warning("admin: %s of stream %s on %d replicas", what, stream, len(replies))
         return _json(200, found)
 
-    async def _owners(self, method: str, stream: str, everyone: bool, *args: Any) -> list[Reply]:
-        """Ask every replica that answers for a stream."""
-        if self.policy == "by-stream" and not everyone:
-            try:
-                reply = await asyncio.wait_for(
-                    _wait(getattr(self._handle(stream), method).remote(*args)), FAN_OUT
-                )
-            except Exception as error:
-                raise refusal_for(error) from None
-            return [reply]
-        return await self._replies(method, *args)
-
     async def _merged_admin(self, what: str, stream: str, query: dict[str, list[str]]) -> Reply:
-        keeper = self._keeper
+        number, to = [], None
         if what == "rollback":
             to = query.get("to", [None])[0]
             if to is not None and not (to.isdecimal() and int(to) > 0):
                 raise Refusal(422, f"to must be the number of a snapshot, got {to[:40]!r}")
-            found = await self._ask(keeper.rollback.remote(stream, None if to is None else int(to)))
-            if found is None:
-                which = "no good snapshot" if to is None else f"no good snapshot {to}"
-                raise Refusal(409, f"there is {which} of this stream to roll back to")
-        elif what == "reset":
-            found = await self._ask(keeper.reset.remote(stream))
-        else:
-            found = await self._ask(keeper.snapshot.remote(stream))
-        pauses = await self._ask(keeper.pauses.remote())
+            number = [None if to is None else int(to)]
+        found = await self._fleet.ask_keeper(what, stream, *number)
+        if found is None:
+            which = "no good snapshot" if to is None else f"no good snapshot {to}"
+            raise Refusal(409, f"there is {which} of this stream to roll back to")
+        pauses = await self._fleet.ask_keeper("pauses")
         log.warning("admin: %s of stream %s on all replicas", what, stream)
         paused = pauses["all"] or stream in pauses["streams"]
         return _json(200, {"stream": stream, "paused": paused, **found})
-
-    async def _ask(self, reference: Any) -> Any:
-        try:
-            return await asyncio.wait_for(_wait(reference), 2 * FAN_OUT)
-        except Exception as error:
-            cause = getattr(error, "cause", error)
-            if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
-                reason = f"the state could not be saved: {cause.strerror or cause}"
-                raise Refusal(507, reason) from None
-            raise refusal_for(error) from None
 
     def count(self, status: int, seconds: float) -> None:
         """Count a request to /v1/predict."""
@@ -376,40 +284,6 @@ class Gate:
         finally:
             if predicting:
                 self._front.count(status, time.monotonic() - begun)
-
-
-def refusal_for(error: BaseException) -> Refusal:
-    """What a client is told about an error of Ray's: nearly all of them pass."""
-    from ray.exceptions import RayActorError, RayTaskError
-    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-
-    if isinstance(error, Refusal):
-        return error
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, Refusal):
-        return cause
-    if isinstance(error, BackPressureError):
-        return Refusal(503, "too many requests wait for a replica; try again", retry_after=1)
-    if isinstance(error, (RayActorError, DeploymentUnavailableError)):
-        log.warning("a replica is gone: %s", str(error).strip().splitlines()[0])
-        return Refusal(503, "the replica that had this request is gone; try again", retry_after=1)
-    if isinstance(error, TimeoutError):
-        return Refusal(503, "not every replica answered in time; try again", retry_after=2)
-    if isinstance(error, RayTaskError):
-        log.error("a replica failed: %s", error)
-        return Refusal(500, "the replica failed on this request; the log says why")
-    log.error("the cluster failed: %r", error)
-    return Refusal(503, "the cluster does not answer; try again", retry_after=5)
-
-
-async def _wait(reference: Any) -> Any:
-    return await reference
-
-
-async def _left(request: Request) -> None:
-    """Returns when the client has closed the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:

@@ -281,7 +281,7 @@ def hold(path: Path, wait: float) -> IO[str]:
         TimeoutError: another process has held it for ``wait`` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w")
+    file = path.open("a")  # not "w": whoever only tries must not erase the holder's number
     give_up = time.monotonic() + wait
     while True:
         try:
@@ -292,6 +292,7 @@ def hold(path: Path, wait: float) -> IO[str]:
                 raise TimeoutError(f"{path} is held by another replica") from None
             time.sleep(0.2)
         else:
+            file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
             return file
