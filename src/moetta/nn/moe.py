@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.nn import fused, ranks
+from moetta.nn import few, fused, ranks
 from moetta.nn.norms import Norm, normalise, trailing_activation
 
 _skip_init: Any = nn.utils.skip_init  # torch gives it no types
@@ -95,7 +95,13 @@ class MoENorm(nn.Module):
         self.eps: float = norm.module.eps  # type: ignore[assignment]
         self.channels_first = norm.channels_first
         self.tail = trailing_activation(norm.module)
+        self.has_tail = not isinstance(self.tail, nn.Identity)
         self.last: Routing | None = None
+        self._sums = few.ExpertSums()
+
+    def keep(self, routing: Routing | None) -> None:
+        """Set ``last``; nn.Module's own way, which looks for parameters, takes ten times as long."""
+        self.__dict__["last"] = routing
 
     def route(self, token_mean: Tensor) -> Routing:
         """Choose experts for mean tokens [B, D]; a follower repeats its leader's choice."""
@@ -145,18 +151,31 @@ class MoELayerNorm(MoENorm):
             x = x.permute(0, 2, 3, 1)
         router = self.router
         if router is not None and not self.batch_routing:
-            y, p, experts = fused.moe_layer_norm(
+            y, p, experts = self._few(x, router) or fused.moe_layer_norm(
                 x, self.weight, self.bias, self.expert_weight, self.expert_bias,
                 router.weight, router.bias,
                 self.eps, self.top_k, self.unit_weights, self.router_grad,
             )  # fmt: skip
-            self.last = Routing(p, experts)
+            self.keep(Routing(p, experts))
         else:
-            self.last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
-            gamma, beta = self.affine(self.last, len(x))
+            last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
+            self.keep(last)
+            gamma, beta = self.affine(last, len(x))
             y = fused.sample_affine_layer_norm(x, gamma, beta, self.eps)
-        out: Tensor = self.tail(y.permute(0, 3, 1, 2) if self.channels_first else y)
+        if self.channels_first:
+            y = y.permute(0, 3, 1, 2)
+        out: Tensor = self.tail(y) if self.has_tail else y
         return out
+
+    def _few(self, x: Tensor, router: nn.Linear) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What a quicker way gives for a few rows that learn nothing, where there is one."""
+        if self.top_k > 1 or torch.is_grad_enabled():
+            return None
+        offsets = self.expert_weight
+        if not few.suits(x, offsets):
+            return None
+        sums = self._sums.get(self.weight, self.bias, offsets, self.expert_bias)
+        return few.moe_layer_norm_of_few(x, sums, router.weight, router.bias, self.eps)
 
 
 class MoEChannelNorm(MoENorm):
