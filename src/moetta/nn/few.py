@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 FEW = 16
 """With more rows than this the arithmetic takes the time, not the calls."""
@@ -74,29 +74,35 @@ class ExpertSums:
         return held[2]
 
 
-def suits(x: Tensor, offsets: Tensor) -> bool:
-    """Whether `moe_layer_norm_of_few` can take this input now."""
-    return (
-        0 < len(x) <= FEW
-        and x.is_cpu
-        and x.dtype == offsets.dtype
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not _is_tracing()
-    )
-
-
 def moe_layer_norm_of_few(
-    x: Tensor, sums: Sums, router_weight: Tensor, router_bias: Tensor, eps: float
+    x: Tensor, layer: nn.Module, router: nn.Module, kept: ExpertSums, eps: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """`fused.moe_layer_norm` with one expert per sample, without gradients.
+    """`fused.moe_layer_norm` for a layer with one expert per sample, if nothing is differentiated.
 
     Returns:
-        The same; or None if a sample has no single best expert: there is a tie, or the router gives
-        no numbers.
+        The same; or None where only the usual way will do. It will if a sample has no single best
+        expert: there is a tie, or the router gives no numbers.
     """
+    shape = x.shape
+    own: Any = layer._parameters  # by name, torch looks each of them up slowly
+    its: Any = router._parameters
+    if (
+        not 0 < shape[0] <= FEW
+        or not x.is_cpu
+        or len(own) != 4  # someone put a parametrisation on them
+        or len(its) != 2
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or _is_tracing()
+    ):
+        return None
+    weight, bias, scales, shifts = own.values()
+    router_weight, router_bias = its.values()
+    if x.dtype != scales.dtype:
+        return None
+    tokens = x if len(shape) == 3 else x.reshape(shape[0], -1, shape[-1])
     # Contiguous as in `fused`, so that sums are the same to the last bit, and so are the choices.
-    tokens = (x if x.dim() == 3 else x.reshape(len(x), -1, x.shape[-1])).contiguous()
+    tokens = tokens.contiguous()
     p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
     experts = []
     for row in p.tolist():
@@ -104,12 +110,17 @@ def moe_layer_norm_of_few(
         if row.count(best) > 1 or best != best:
             return None
         experts.append(row.index(best))
-    if experts.count(experts[0]) == len(experts):
-        gamma, beta, number = sums.each[experts[0]]
-        y = torch.layer_norm(x, gamma.shape, gamma, beta, eps)
-        return y, p, number if len(experts) == 1 else number.expand(len(experts), 1)
-    index = torch.tensor(experts)
-    y = torch.layer_norm(tokens, sums.plain[0].shape, *sums.plain, eps)
-    gamma, beta = sums.gamma.index_select(0, index), sums.beta.index_select(0, index)
-    torch.addcmul(beta, y, gamma, out=y)
-    return y.view(x.shape), p, index.unsqueeze(1)
+    first, count = experts[0], len(experts)
+    sums = kept.get(weight, bias, scales, shifts)
+    if count == 1 or experts.count(first) == count:
+        gamma, beta, index = sums.each[first]
+        y = torch.layer_norm(tokens, gamma.shape, gamma, beta, eps)
+        if count > 1:
+            index = index.expand(count, 1)
+    else:
+        chosen = torch.tensor(experts)
+        y = torch.layer_norm(tokens, sums.plain[0].shape, *sums.plain, eps)
+        gamma, beta = sums.gamma.index_select(0, chosen), sums.beta.index_select(0, chosen)
+        torch.addcmul(beta, y, gamma, out=y)
+        index = chosen.unsqueeze(1)
+    return y if len(shape) == 3 else y.view(shape), p, index

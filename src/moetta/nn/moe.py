@@ -96,11 +96,12 @@ class MoENorm(nn.Module):
         self.channels_first = norm.channels_first
         self.tail = trailing_activation(norm.module)
         self.has_tail = not isinstance(self.tail, nn.Identity)
+        self._routes_samples = leader is None and not self.batch_routing
         self.last: Routing | None = None
         self._sums = few.ExpertSums()
 
     def keep(self, routing: Routing | None) -> None:
-        """Set ``last``; nn.Module's own way, which looks for parameters, takes ten times as long."""
+        """Set ``last``; nn.Module's own way, which looks for parameters, takes far longer."""
         self.__dict__["last"] = routing
 
     def route(self, token_mean: Tensor) -> Routing:
@@ -149,13 +150,12 @@ class MoELayerNorm(MoENorm):
         """Route each sample, normalise each token."""
         if self.channels_first:
             x = x.permute(0, 2, 3, 1)
-        router = self.router
-        if router is not None and not self.batch_routing:
-            y, p, experts = self._few(x, router) or fused.moe_layer_norm(
-                x, self.weight, self.bias, self.expert_weight, self.expert_bias,
-                router.weight, router.bias,
-                self.eps, self.top_k, self.unit_weights, self.router_grad,
-            )  # fmt: skip
+        if self._routes_samples:
+            quick = None
+            if self.top_k == 1 and not torch.is_grad_enabled():
+                router: Any = self._modules["router"]
+                quick = few.moe_layer_norm_of_few(x, self, router, self._sums, self.eps)
+            y, p, experts = self._fused(x) if quick is None else quick
             self.keep(Routing(p, experts))
         else:
             last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
@@ -167,15 +167,13 @@ class MoELayerNorm(MoENorm):
         out: Tensor = self.tail(y) if self.has_tail else y
         return out
 
-    def _few(self, x: Tensor, router: nn.Linear) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What a quicker way gives for a few rows that learn nothing, where there is one."""
-        if self.top_k > 1 or torch.is_grad_enabled():
-            return None
-        offsets = self.expert_weight
-        if not few.suits(x, offsets):
-            return None
-        sums = self._sums.get(self.weight, self.bias, offsets, self.expert_bias)
-        return few.moe_layer_norm_of_few(x, sums, router.weight, router.bias, self.eps)
+    def _fused(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.router is not None
+        return fused.moe_layer_norm(
+            x, self.weight, self.bias, self.expert_weight, self.expert_bias,
+            self.router.weight, self.router.bias,
+            self.eps, self.top_k, self.unit_weights, self.router_grad,
+        )  # fmt: skip
 
 
 class MoEChannelNorm(MoENorm):
