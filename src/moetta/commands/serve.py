@@ -305,8 +305,7 @@ def make_classifier(options: Serve) -> Classifier:
     if options.mean is not None and options.std is not None:
         given = Preprocess(options.mean, options.std, (options.size, options.size))
     preprocess = preprocess_for(model, given)
-    # Not in inference mode: nothing can be learnt through tensors that a model may keep from it.
-    with torch.no_grad():
+    with torch.inference_mode():
         blank = torch.zeros(1, 3, *preprocess.size, device=options.device)
         output = model(blank)
     classes = int(getattr(output, "logits", output).shape[1])
