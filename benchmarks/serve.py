@@ -5,7 +5,7 @@ all of them alike: only ratios within one run mean something. `wrk` gives the th
 percentiles; a client of our own, which sends on a schedule whatever comes back, gives the overload.
 
     python benchmarks/serve.py                      # the shipped digits-vit
-    python benchmarks/serve.py --model NAME --weights FILE --side 224 --tenants 1 10 100
+    python benchmarks/serve.py --model NAME --weights FILE --images FOLDER --tenants 1 10 100
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import atexit
 import io
 import os
+import random
 import re
 import shutil
 import signal
@@ -28,8 +29,10 @@ from collections import Counter
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
+
+from moetta.data import embedded
+from moetta.data.corruptions import CLASSICAL
 
 EVERY = ("--learn-queue", "1000000")
 VARIANTS = {
@@ -42,7 +45,7 @@ local bodies = {}
 for i = 0, COUNT - 1 do
   local f = io.open("FOLDER/" .. i .. ".png", "rb"); bodies[i + 1] = f:read("*a"); f:close()
 end
-local n = 0
+local n = os.time() * 131 % COUNT -- every turn begins elsewhere
 request = function()
   n = n + 1
   return wrk.format("POST", "/v1/predict", {["Content-Type"] = "image/png"}, bodies[n % COUNT + 1])
@@ -111,15 +114,23 @@ class Server:
         return code
 
 
-def bodies(side: int, count: int = 64) -> list[bytes]:
-    """PNG files of smooth random images."""
-    rng = np.random.default_rng(0)
+def bodies(folder: Path | None, each: int = 96) -> list[bytes]:
+    """Image files: those of a folder, or the embedded test images under 15 corruptions, shuffled.
+
+    They are many and different. A model that sees a few images again and again learns these by
+    heart, the guard stops trusting it, and what is measured is no service that anybody runs.
+    """
+    if folder is not None:
+        kinds = (".png", ".jpg", ".jpeg", ".webp")
+        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
+        return [path.read_bytes() for path in found[:256]]
+    domains = [embedded.domain(f"c/{name}", severity=5, count=each) for name in CLASSICAL]
     out = []
-    for _ in range(count):
-        small = Image.fromarray(rng.integers(0, 255, (6, 6, 3), dtype=np.uint8))
+    for image in (image for domain in domains for image in domain.images):
         file = io.BytesIO()
-        small.resize((side, side), Image.Resampling.BICUBIC).save(file, "PNG")
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "PNG")
         out.append(file.getvalue())
+    random.Random(0).shuffle(out)
     return out
 
 
@@ -322,7 +333,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="digits-vit")
     parser.add_argument("--weights")
-    parser.add_argument("--side", type=int, default=32, help="side of the images sent")
+    parser.add_argument("--images", type=Path, help="folder of image files to send")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 16, 256])
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
@@ -332,7 +343,7 @@ def main() -> None:
     common = ["--model", options.model, "--queue-timeout", "30", "--max-queue", "1024"]
     if options.weights:
         common += ["--weights", options.weights]
-    files = bodies(options.side)
+    files = bodies(options.images)
     print(f"{options.model}, load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if "throughput" not in options.skip:
         throughput(options, common, files)

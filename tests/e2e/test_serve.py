@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
+import json
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -34,6 +37,12 @@ OVERFLOWING = """() => {
     [...document.querySelectorAll("section, figure, .tile, .result, p, dl, button, input, h1, h2")]
       .filter((e) => e.offsetParent && e.getBoundingClientRect().right > wide + 0.5)
       .map((e) => e.tagName + "#" + e.id)];
+}"""
+
+CUT_OFF = """(svg) => {
+  const { bottom } = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text")]
+    .filter((e) => e.getBoundingClientRect().bottom > bottom + 0.5).map((e) => e.textContent);
 }"""
 
 
@@ -98,6 +107,48 @@ def test_the_example_client(server: Running, tmp_path: Path) -> None:
     assert "a.png" in done.stdout
     assert "%" in done.stdout
     assert "not a JPEG, PNG or WebP image" in done.stdout
+
+
+class Refuses(BaseHTTPRequestHandler):
+    """Refuses twice, then answers; notes when it was asked."""
+
+    asked: ClassVar[list[float]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(time.monotonic())
+        status = {1: 503, 2: 429}.get(len(self.asked), 200)
+        labels = [{"label": "42", "class": 42, "probability": 0.98}]
+        found = {"predictions": [{"labels": labels}]} if status == 200 else {"error": "busy"}
+        self.send_response(status)
+        if status != 200:
+            self.send_header("Retry-After", "1")
+        body = json.dumps(found).encode()
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("tries", "said"), [(3, "42 98.0%"), (2, "busy")])
+def test_the_example_client_tries_again_as_it_is_told(
+    tmp_path: Path, tries: int, said: str
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(picture())
+    Refuses.asked.clear()
+    with HTTPServer(("127.0.0.1", 0), Refuses) as refusing:
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{refusing.server_port}"
+        command = [sys.executable, str(CLIENT), "--url", url, "--tries", str(tries), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        refusing.shutdown()
+    assert said in done.stdout, done.stderr
+    assert len(Refuses.asked) == tries
+    waits = [b - a for a, b in itertools.pairwise(Refuses.asked)]
+    assert all(wait > 0.75 for wait in waits)  # the second asked for, give or take a fifth
 
 
 # --- the API document ---------------------------------------------------------------------------
@@ -175,11 +226,13 @@ def test_the_page_under_load(browser: Any, server: Running, tmp_path: Path, widt
         tab, troubles = opened(browser, server, "/", width)
         until(tab, "Number(document.querySelector('#rate').textContent) > 0")
         until(tab, "document.querySelectorAll('#experts rect').length > 50")
+        assert "%" in tab.locator("#experts-scale").text_content()
         until(tab, "Number(document.querySelector('#step').textContent) > 0")
         until(tab, "document.querySelector('#adapting').className.includes('good')")
         for chart in ("requests", "latency", "queue", "batches", "entropy", "concentration"):
             path = tab.locator(f"#c-{chart} path").first.get_attribute("d")
             assert path.startswith("M"), chart
+            assert tab.locator(f"#c-{chart}").evaluate(CUT_OFF) == [], chart
         good, bad = tmp_path / "good.png", tmp_path / "bad.png"
         good.write_bytes(picture())
         bad.write_bytes(b"nothing")

@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 import pytest
 
+from serve.processes import below
 from serve.running import SOURCES, Running
 from serve.small_service import picture
 
@@ -58,10 +59,10 @@ def connect(server: Running) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=20)
 
 
-def head(length: int) -> bytes:
+def head(length: int, stream: str = "default") -> bytes:
     return (
         b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
-        b"Content-Length: %d\r\n\r\n" % length
+        b"X-Stream-Id: %s\r\nContent-Length: %d\r\n\r\n" % (stream.encode(), length)
     )
 
 
@@ -204,9 +205,10 @@ def test_a_batch_mate_that_vanishes_hurts_nobody(server: Running) -> None:
     for thread in stays:
         thread.start()
     with connect(server) as leaves:
-        leaves.sendall(head(len(body)) + body)
+        leaves.sendall(head(len(body), "mates") + body)
     for thread in stays:
         thread.join(20)
+    assert [answer.status_code for answer in answers] == [200] * 3
     labels = alone[0]["labels"]
     for answer in answers:
         found = answer.json()["predictions"][0]["labels"]
@@ -288,6 +290,7 @@ def test_kill_9_and_sigterm_under_load(tmp_path: Path) -> None:
     with Running(tmp_path, *OPTIONS) as server:
         crowd = Crowd(server)
         until(lambda: len(files(tmp_path)) >= 3, 60)
+        assert below(server.process.pid) == set()  # no child can outlive a process without any
         step = server.state()["stream"]["step"]
         server.kill()
         outcomes = crowd.stop()
@@ -314,7 +317,6 @@ def test_kill_9_and_sigterm_under_load(tmp_path: Path) -> None:
         # Every accepted request has its one answer, and every answer reached its client.
         assert (accepted, left) == (answered, 0)
         assert outcomes["200"] == answered
-        assert not _children(server.process.pid)
 
     with Running(tmp_path, *OPTIONS) as server:
         assert server.state()["stream"]["step"] >= learned  # nothing was lost
@@ -341,10 +343,10 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, again: signal.Signals) ->
             until(lambda: "finishing what was accepted" in server.log)
             time.sleep(1)
             assert server.process.poll() is None
+            assert below(server.process.pid) == set()
             server.process.send_signal(again)
             assert server.process.wait(10) == 1
         until(lambda: "again: leaving at once" in server.log)
-        assert not _children(server.process.pid)
     with Running(tmp_path, *OPTIONS) as server:
         assert server.state()["stream"]["step"] >= 2
         assert "damaged" not in server.log
@@ -395,13 +397,3 @@ def test_a_clock_that_jumps(tmp_path: Path) -> None:
         learn(server, 40)
         assert server.admin("snapshot").json()["snapshot"] > latest
         assert server.stop() == 0
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError):
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                    found.append(int(entry.name))
-    return found

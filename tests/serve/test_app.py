@@ -7,6 +7,7 @@ import time
 import pytest
 from starlette.testclient import TestClient
 
+from moetta.serve.engine import GIVE_WAY
 from serve.small_service import ADMIN, LABELS, TOKEN, app, picture
 
 PNG = {"Content-Type": "image/png"}
@@ -186,6 +187,28 @@ def test_a_large_batch_is_answered_before_it_is_learnt_from(client, monkeypatch)
     assert client.get("/healthz").status_code == 200  # and everything else goes on
     go_on.set()
     until(lambda: state(client)["step"] == 1)
+
+
+def test_an_answer_is_sent_before_the_accounts_are_done(client, monkeypatch):
+    service, seen = client.app.state.service, []
+
+    def way() -> None:
+        seen.append((service.engine.recent, service.watch._batches))
+
+    monkeypatch.setattr(service.engine, "_give_way", way)
+    assert predict(client).status_code == 200
+    assert seen == [({}, 0)]
+
+
+def test_the_engine_gives_way_only_while_nobody_waits(client, monkeypatch):
+    engine, slept = client.app.state.service.engine, []
+    monkeypatch.setattr("moetta.serve.engine.time.sleep", slept.append)
+    monkeypatch.setattr(engine.queue, "size", 1)
+    engine._give_way()
+    assert slept == []
+    monkeypatch.setattr(engine.queue, "size", 0)
+    engine._give_way()
+    assert slept == [GIVE_WAY]
 
 
 def test_under_pressure_learning_gives_way(tmp_path):

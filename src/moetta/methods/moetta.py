@@ -292,7 +292,7 @@ class MoETTA(Adapter[MoETTAConfig]):
 
     def _clear(self) -> None:
         for layer in self.layers.values():
-            layer.last = None
+            layer.keep(None)
 
     def _advance(self, now: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Threshold and running values with one more batch, whose mean entropy is ``now``.
@@ -339,6 +339,8 @@ class MoETTA(Adapter[MoETTAConfig]):
 
 def _by_sample(name: str, experts: Tensor, samples: int) -> Tensor:
     """[B, k]; for a layer that sees each sample as w windows, [B, w k]."""
+    if len(experts) == samples:
+        return experts
     if len(experts) % samples:
         raise ValueError(
             f"the norm layer {name!r} got {len(experts)} rows for {samples} samples: its first "

@@ -18,8 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch gives it no types
-
 
 def choose(p: Tensor, top_k: int, unit_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Top-k experts of each row: index, probability, and the constant it is divided by.
@@ -199,16 +197,7 @@ def _without_gradient(
     top_k: int,
     unit_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The forward pass alone; for one image in few calls, since they are what takes the time."""
-    plain = x.device.type == "cpu" and x.dtype == expert_weight.dtype
-    traced = torch.compiler.is_compiling() or _is_tracing()
-    if len(x) == 1 and top_k == 1 and plain and not traced:
-        tokens = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
-        p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
-        index = p.topk(1, dim=-1).indices
-        expert = int(index)  # a number: a tensor as index costs more than the whole sum
-        gamma, beta = weight + expert_weight[expert], bias + expert_bias[expert]
-        return F.layer_norm(x, gamma.shape, gamma, beta, eps), p, index
+    """The forward pass alone; `few` does it in fewer calls where they are what takes the time."""
     tokens = _tokens(x)
     p = torch.softmax(F.linear(tokens.mean(1), router_weight, router_bias), -1)
     index, chosen, constant = choose(p, top_k, unit_weights)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from moetta.nn import fused, ranks
+from moetta.nn import few, fused, ranks
 from moetta.nn.norms import Norm, normalise, trailing_activation
 
 _skip_init: Any = nn.utils.skip_init  # torch gives it no types
@@ -113,7 +113,14 @@ class MoENorm(nn.Module):
         self.eps: float = norm.module.eps  # type: ignore[assignment]
         self.channels_first = norm.channels_first
         self.tail = trailing_activation(norm.module)
+        self.has_tail = not isinstance(self.tail, nn.Identity)
+        self._routes_samples = leader is None and not self.batch_routing
         self.last: Routing | None = None
+        self._sums = few.ExpertSums()
+
+    def keep(self, routing: Routing | None) -> None:
+        """Set ``last``; nn.Module's own way, which looks for parameters, takes far longer."""
+        self.__dict__["last"] = routing
 
     def route(self, token_mean: Tensor) -> Routing:
         """Choose experts for mean tokens [B, D]; a follower repeats its leader's choice."""
@@ -161,20 +168,30 @@ class MoELayerNorm(MoENorm):
         """Route each sample, normalise each token."""
         if self.channels_first:
             x = x.permute(0, 2, 3, 1)
-        router = self.router
-        if router is not None and not self.batch_routing:
-            y, p, experts = fused.moe_layer_norm(
-                x, self.weight, self.bias, self.expert_weight, self.expert_bias,
-                router.weight, router.bias,
-                self.eps, self.top_k, self.unit_weights, self.router_grad,
-            )  # fmt: skip
-            self.last = Routing(p, experts)
+        if self._routes_samples:
+            quick = None
+            if self.top_k == 1 and not torch.is_grad_enabled():
+                router: Any = self._modules["router"]
+                quick = few.moe_layer_norm_of_few(x, self, router, self._sums, self.eps)
+            y, p, experts = self._fused(x) if quick is None else quick
+            self.keep(Routing(p, experts))
         else:
-            self.last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
-            gamma, beta = self.affine(self.last, len(x))
+            last = self.route(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
+            self.keep(last)
+            gamma, beta = self.affine(last, len(x))
             y = fused.sample_affine_layer_norm(x, gamma, beta, self.eps)
-        out: Tensor = self.tail(y.permute(0, 3, 1, 2) if self.channels_first else y)
+        if self.channels_first:
+            y = y.permute(0, 3, 1, 2)
+        out: Tensor = self.tail(y) if self.has_tail else y
         return out
+
+    def _fused(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.router is not None
+        return fused.moe_layer_norm(
+            x, self.weight, self.bias, self.expert_weight, self.expert_bias,
+            self.router.weight, self.router.bias,
+            self.eps, self.top_k, self.unit_weights, self.router_grad,
+        )  # fmt: skip
 
 
 class MoEChannelNorm(MoENorm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ class NotFinite(Exception):
 class Answer:
     """Called with the logits of a batch as soon as they are final: answers every request in it.
 
+    Args:
+        jobs: the batch.
+        labels: names of the classes.
+        metrics: where answered images are counted.
+        give_way: called when the answers are on their way.
+
     Attributes:
         tenant: whose adapter answers.
         given: when the answers were given, in monotonic seconds; 0 before.
@@ -29,10 +36,17 @@ class Answer:
         routing: the experts of each image, by layer.
     """
 
-    def __init__(self, jobs: list[Job], labels: tuple[str, ...], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        jobs: list[Job],
+        labels: tuple[str, ...],
+        metrics: Metrics,
+        give_way: Callable[[], None],
+    ) -> None:
         self._jobs = jobs
         self._labels = labels
         self._metrics = metrics
+        self._give_way = give_way
         self.tenant: Tenant | None = None
         self.given = 0.0
         self.classes = torch.zeros(0, dtype=torch.long)
@@ -84,4 +98,5 @@ class Answer:
             deliveries.append((job, result, step))
         deliver(deliveries)
         self.given = time.monotonic()
+        self._give_way()
         self._metrics.images.labels("answered").inc(len(deliveries))

@@ -39,7 +39,7 @@ const CHARTS = [
   ["c-entropy", [["entropy", (r) => r.entropy]]],
   ["c-concentration", [["share", (r) => (r.concentration === null ? null : 100 * r.concentration)]]],
 ];
-const WIDE = 340, HIGH = 120, LEFT = 38, BOTTOM = 16, TOP = 6;
+const WIDE = 340, HIGH = 120, LEFT = 38, BOTTOM = 19, TOP = 6;
 
 function ceiling(value) {
   if (!(value > 0)) return 1;
@@ -62,8 +62,8 @@ function chart(id, series) {
     element(svg, "line", { class: "grid", x1: LEFT, x2: WIDE - 4, y1: y(top * share), y2: y(top * share) });
     element(svg, "text", { x: LEFT - 4, y: y(top * share) + 4, "text-anchor": "end" }, number(top * share));
   }
-  element(svg, "text", { x: LEFT, y: HIGH - 2 }, "5 min ago");
-  element(svg, "text", { x: WIDE - 4, y: HIGH - 2, "text-anchor": "end" }, "now");
+  element(svg, "text", { x: LEFT, y: HIGH - 5 }, "5 min ago");
+  element(svg, "text", { x: WIDE - 4, y: HIGH - 5, "text-anchor": "end" }, "now");
   series.forEach(([, f], which) => {
     let path = "", last = null;
     for (const row of shown) {
@@ -95,11 +95,14 @@ function chart(id, series) {
 function heatMap(load) {
   const layers = Object.entries(load);
   byId("experts-none").hidden = layers.length > 0;
-  const svg = byId("experts");
+  const svg = byId("experts"), scale = byId("experts-scale");
   svg.replaceChildren();
+  scale.hidden = layers.length === 0;
   if (!layers.length) { svg.setAttribute("width", 0); svg.setAttribute("height", 0); return; }
   const experts = Math.max(...layers.map(([, shares]) => shares.length));
   const most = Math.max(...layers.flatMap(([, shares]) => shares));
+  scale.textContent = "The stronger a cell, the more of the latest images its layer sent to that expert: " +
+    `from none to ${(100 * most).toFixed(0)} %.`;
   const names = 8 + 6.4 * Math.max(...layers.map(([name]) => name.length)), tall = 18;
   const room = svg.parentElement.clientWidth - names - 4; // on a phone, narrower cells show all experts
   const cell = Math.max(14, Math.min(26, Math.floor(room / experts)));
