@@ -24,6 +24,7 @@ from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport
 from moetta.guard.recovery import Recovery
 from moetta.guard.reference import Reference
 from moetta.guard.sampler import Sampler
+from moetta.guard.short_steps import shortened
 from moetta.guard.trust import TRUSTED, weighted_mean
 from moetta.guard.watch import Watch
 
@@ -179,7 +180,7 @@ class Guard(Adapter):
             weight = self.watch.trust if _finite(logits) else 0.0
             found = _Checked(logits, 1.0, None, 0)
             if weight < TRUSTED:
-                mixed = weighted_mean(self.reference.logits(inputs), logits, weight)
+                mixed = self._mixed(self.reference.logits(inputs), logits, weight)
                 found = _Checked(mixed, weight, None, len(inputs))
             answers.append(found)
             self._answer(found.logits)
@@ -210,13 +211,13 @@ class Guard(Adapter):
             self._answer(checked[0].logits)
 
         hold = self.mode == "hold"
-        # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
-        # Without it one image moves the model as far as a batch of 64.
-        kept = self.rate * min(1.0, len(inputs) / self.options.sample)
-        before = self._values() if kept < 1 and not hold else []
-        with self._listening(look), self.adapter.paused() if hold else contextlib.nullcontext():
+        learning = (
+            self.adapter.paused()
+            if hold
+            else shortened(self.adapter, lambda: self._kept(len(inputs)))
+        )
+        with self._listening(look), learning:
             self.adapter(*inputs.args, **inputs.kwargs)
-        self._shorten_step(before, kept)
         logits, weight, trouble, extra = checked[0]
         report = self.adapter.last
         assert report is not None
@@ -244,14 +245,11 @@ class Guard(Adapter):
         if self.on_prediction is not None:
             self.on_prediction(logits)
 
-    def _values(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.adapter.trained.values()]
-
-    def _shorten_step(self, before: list[Tensor], kept: float) -> None:
-        """Keep only a part of the step; with SGD this is a lower learning rate."""
-        with torch.no_grad():
-            for parameter, start in zip(self.adapter.trained.values(), before, strict=False):
-                parameter.copy_(torch.lerp(start, parameter, kept))
+    def _kept(self, size: int) -> float:
+        """The share of the step on so many images that is kept."""
+        # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
+        # Without it one image moves the model as far as a batch of 64.
+        return self.rate * min(1.0, size / self.options.sample) * self.watch.diverse
 
     # --- watching -------------------------------------------------------------------------------
 
@@ -273,7 +271,11 @@ class Guard(Adapter):
             source = source[index.argsort()]
         else:
             source, extra = self.reference.logits(inputs), extra + len(inputs)
-        return _Checked(weighted_mean(source, logits, weight), weight, trouble, extra)
+        return _Checked(self._mixed(source, logits, weight), weight, trouble, extra)
+
+    def _mixed(self, source: Tensor, adapted: Tensor, weight: float) -> Tensor:
+        """Both models' answer; the adapted one's is as sure as the source model's, on average."""
+        return weighted_mean(source, adapted / self.watch.temperature, weight)
 
     def _trouble(self, source: Tensor, adapted: Tensor) -> Trouble | None:
         """Take images that both models have classified; returns what is wrong, if anything."""

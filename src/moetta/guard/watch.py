@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moetta.core.functional import entropy
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
+from moetta.guard.diversity import Diversity
+from moetta.guard.sureness import TEMPERATURES, Sureness
 from moetta.guard.trust import Trust, confidence_in_doubt
 
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
 # both shipped ViTs on their classical streams. A factor of 2 is allowed.
 OVERCONFIDENCE = 2.0
-# Columns of a pending row.
-SOURCE, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(5)
+# Columns of a pending row; those of `Sureness` follow.
+SOURCE, ADAPTED, DOUBT, SOURCE_ENTROPY, ENTROPY = range(5)
+COLUMNS = ENTROPY + len(TEMPERATURES)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Watch:
         # Made when the number of classes is known.
         self.frequencies: Frequencies | None = None
         self.overruled: Trust | None = None
-        self.pending = torch.zeros(0, 5, dtype=torch.float64)
+        self.diversity: Diversity | None = None
+        self.sureness = Sureness()
+        self.pending = torch.zeros(0, COLUMNS, dtype=torch.float64)
         self.looks = 0
         self.last: Look | None = None
 
@@ -86,25 +90,32 @@ class Watch:
     def trust(self) -> float:
         """The weight of the adapted model's answers, from 0 to 1; the source model has the rest."""
         overruled = 1.0 if self.overruled is None else self.overruled.value
-        return max(0.0, min(overruled, 1 - max(self.levels.values())))
+        return max(0.0, min(overruled, 1 / self.temperature, 1 - max(self.levels.values())))
+
+    @property
+    def temperature(self) -> float:
+        """The temperature at which the adapted model is as sure as the source model."""
+        return self.sureness.temperature
+
+    @property
+    def diverse(self) -> float:
+        """The share of a step that the diversity of the latest look allows; see `Diversity`."""
+        return 1.0 if self.diversity is None else self.diversity.share
 
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
         source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
-        if self.frequencies is None or self.overruled is None:
+        if self.frequencies is None or self.overruled is None or self.diversity is None:
             self.frequencies = Frequencies(source_logits.shape[1])
             self.overruled = Trust(source_logits.shape[1])
+            self.diversity = Diversity(source_logits.shape[1], self.size)
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
-        rows = (
-            source_logits.argmax(-1),
-            adapted_logits.argmax(-1),
-            entropy(adapted_logits),
-            entropy(source_logits),
-            doubt,
-        )
-        self.pending = torch.cat((self.pending, torch.stack([r.double() for r in rows], 1)))
+        rows = torch.stack((source_logits.argmax(-1), adapted_logits.argmax(-1), doubt), 1)
+        sureness = self.sureness.measure(source_logits, adapted_logits)
+        self.pending = torch.cat((self.pending, torch.cat((rows, sureness), 1)))
         while len(self.pending) >= self.size:
             self._look(self.pending[: self.size], self.frequencies, self.overruled)
+            self.diversity.add(self.pending[: self.size, SOURCE].long())
             self.pending = self.pending[self.size :].clone()
             name, level = max(self.levels.items(), key=lambda item: item[1])
             if level >= 1:
@@ -126,6 +137,7 @@ class Watch:
         )
         frequencies.add(source, adapted)
         overruled.add(sure, differ)
+        self.sureness.add(rows[:, SOURCE_ENTROPY:])
         classes = frequencies.counts.shape[1]
         largest = math.log(classes)
         # The least that a look varies by: half a changed prediction, at half the range of ln C.
@@ -155,6 +167,7 @@ class Watch:
             self.frequencies.counts = counts[:1].repeat(2, 1)
         if self.overruled is not None:
             self.overruled = Trust(self.overruled.classes)
+        self.sureness = Sureness()
         self.pending = self.pending[:0].clone()
         self.looks = 0
         self.last = None
@@ -166,10 +179,13 @@ class Watch:
             for name, detector in self._detectors.items()
         }
         out["pending"] = self.pending.clone()
+        out["sureness"] = self.sureness.sums.clone()
         out["looks"] = torch.tensor(self.looks)
-        if self.frequencies is not None and self.overruled is not None:
+        if self.frequencies is not None and self.overruled is not None and self.diversity:
             out["frequencies"] = self.frequencies.counts.clone()
             out["overruled"] = self.overruled.sums.clone()
+            out["diversity"] = self.diversity.counts.clone()
+            out["latest"] = torch.tensor(self.diversity.latest, dtype=torch.float64)
         return out
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -177,11 +193,16 @@ class Watch:
         for name, detector in self._detectors.items():
             detector.restore(state[f"detector.{name}"].tolist())
         self.pending = state["pending"].detach().cpu().clone()
+        self.sureness.sums = state["sureness"].detach().cpu().clone()
         self.looks = int(state["looks"])
         self.last = None
-        self.frequencies = self.overruled = None
+        self.frequencies = self.overruled = self.diversity = None
         if "frequencies" in state:
             counts = state["frequencies"].detach().cpu().clone()
-            self.frequencies, self.overruled = Frequencies(counts.shape[1]), Trust(counts.shape[1])
+            classes = counts.shape[1]
+            self.frequencies, self.overruled = Frequencies(classes), Trust(classes)
+            self.diversity = Diversity(classes, self.size)
             self.frequencies.counts = counts
             self.overruled.sums = state["overruled"].detach().cpu().clone()
+            self.diversity.counts = state["diversity"].detach().cpu().clone()
+            self.diversity.latest = float(state["latest"])
