@@ -14,8 +14,9 @@ import moetta
 from helpers.models import CLASSES, FAMILIES, VIT, call
 from helpers.trials import METHODS, assert_same, make, portrait
 from moetta.core.functional import entropy
-from moetta.guard import Event, GuardReport
-from moetta.guard.trust import TRUSTED, weighted_mean
+from moetta.guard import Event, GuardReport, diversity
+from moetta.guard.answer import weighted_mean
+from moetta.guard.trust import TRUSTED
 
 BATCH = 16
 LR = 1e-4  # so low that a run of some dozen batches is a healthy one
@@ -28,6 +29,12 @@ def images(seed: int, size: int = BATCH) -> Tensor:
 def guarded(method: str = "tent", **options) -> moetta.Guard:
     options = {"cooldown": 2 * BATCH, **options}
     return moetta.Guard(make(method, lr=LR) if method != "noadapt" else make(method), **options)
+
+
+@pytest.fixture
+def no_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The untrained model answers nearly everything with one class, as if in a burst of it."""
+    monkeypatch.setattr(diversity, "BURST", 0.0)
 
 
 def spoil(guard: moetta.Guard, size: float = 50.0) -> None:
@@ -45,6 +52,7 @@ def source_logits(batch: Tensor) -> Tensor:
 # --- it is an adapter ---------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_bursts")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_healthy_run_is_the_adapters_own(method: str):
     slow = {} if method == "noadapt" else {"lr": 1e-4}
@@ -252,6 +260,7 @@ def test_each_trouble_waits_longer_and_learns_slower():
     assert guard.rate == pytest.approx(1 / 64)
 
 
+@pytest.mark.usefixtures("no_bursts")
 def test_a_lower_rate_is_a_lower_learning_rate():
     guard, slow = guarded(), make("tent", lr=LR / 4)
     guard.recovery.level = 1
@@ -260,6 +269,19 @@ def test_a_lower_rate_is_a_lower_learning_rate():
         slow(images(seed))
     for mine, theirs in zip(guard.adapter.trained.values(), slow.trained.values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_steps_in_a_burst_of_one_class_are_shorter():
+    """As short as the diversity of the look is below the usual one."""
+    guard, plain = guarded(), make("tent", lr=LR)
+    start = [p.detach().clone() for p in plain.trained.values()]
+    guard(images(0))
+    plain(images(0))
+    kept = guard.watch.diverse
+    assert kept < diversity.BURST
+    trained = (guard.adapter.trained.values(), plain.trained.values())
+    for mine, theirs, before in zip(*trained, start, strict=True):
+        torch.testing.assert_close(mine, torch.lerp(before, theirs.detach(), kept))
 
 
 def test_a_long_calm_raises_the_rate_again():
@@ -343,7 +365,7 @@ def test_it_resumes_exactly(cut: int, tmp_path: Path):
 
 def test_snapshot_and_rollback():
     guard = guarded()
-    with pytest.raises(RuntimeError, match="nothing to roll back to"):
+    with pytest.raises(RuntimeError, match="no snapshot to roll back to"):
         guard.rollback()
     guard(images(0))
     guard.snapshot()
@@ -420,7 +442,8 @@ def test_answers_in_doubt_are_the_mean_of_both_models():
         seen.add(weight < 1)
         if weight < 1:
             assert weight == guard.watch.trust < TRUSTED
-            torch.testing.assert_close(logits, weighted_mean(source, adapted, weight))
+            expected = weighted_mean(source, adapted, weight, guard.watch.temperature)
+            torch.testing.assert_close(logits, expected)
             assert_same(guard.last.entropy, entropy(logits))
         else:
             torch.testing.assert_close(logits, adapted)
@@ -441,7 +464,8 @@ def test_in_doubt_a_paused_guard_answers_with_the_mean_too():
     with guard.paused():
         logits = guard(images(1))
     assert_same(told[-1], logits)
-    torch.testing.assert_close(logits, weighted_mean(source_logits(images(1)), adapted, weight))
+    expected = weighted_mean(source_logits(images(1)), adapted, weight, guard.watch.temperature)
+    torch.testing.assert_close(logits, expected)
     assert guard.last.guard.weight == weight
     assert guard.last.forwards == 2 * BATCH
     assert guard.watch.looks == looks

@@ -15,9 +15,9 @@ TEMPERATURES = 2.0 ** (torch.arange(13, dtype=torch.float64) / 4)
 class Sureness:
     """The temperature at which the adapted model is as sure as the source model.
 
-    Learning makes predictions surer whether they are right or not: that is what entropy minimisation
-    minimises. So the sureness that was gained is no evidence, and is taken out: at this temperature
-    both models have the same mean entropy.
+    Learning makes predictions surer, right or wrong: that is what entropy minimisation minimises.
+    So the sureness that was gained is no evidence, and is taken out: at this temperature both
+    models have the same mean entropy.
 
     Attributes:
         sums: decaying sums over the looks: the source model's mean entropy, and the adapted model's

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -59,11 +57,3 @@ class Trust:
         # One imagined change of a doubtful answer, so that a few real ones do not decide.
         found = (changed + doubt) / (changes + 1)
         return float(min(max((mean - found) / (mean - doubt), 0.0), 1.0))
-
-
-def weighted_mean(source: Tensor, adapted: Tensor, weight: float) -> Tensor:
-    """Logits of the weighted mean of both models' probabilities."""
-    if weight == 0:
-        return source
-    rest = source.log_softmax(-1) + math.log1p(-weight)
-    return torch.logaddexp(rest, adapted.log_softmax(-1) + math.log(weight))
