@@ -7,8 +7,9 @@ from torch import Tensor
 
 from moetta.guard.detectors import MEMORY
 
-# Above this, the adapted model answers alone: half-way from full trust to the limit of what is in
-# order, which is at 1/2.
+# Both models have an equal say. Below this, answers are overruled more like at random.
+EQUAL = 0.5
+# Above this, half-way from an equal say to full trust, the adapted model answers alone.
 TRUSTED = 0.75
 
 

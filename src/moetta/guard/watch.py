@@ -11,7 +11,7 @@ from torch import Tensor
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
 from moetta.guard.diversity import Diversity
 from moetta.guard.sureness import TEMPERATURES, Sureness
-from moetta.guard.trust import Trust, confidence_in_doubt
+from moetta.guard.trust import EQUAL, TRUSTED, Trust, confidence_in_doubt
 
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
 # both shipped ViTs on their classical streams. A factor of 2 is allowed.
@@ -90,7 +90,22 @@ class Watch:
     def trust(self) -> float:
         """The weight of the adapted model's answers, from 0 to 1; the source model has the rest."""
         overruled = 1.0 if self.overruled is None else self.overruled.value
+        if self.undoes_confusion:
+            overruled = max(overruled, EQUAL)
         return max(0.0, min(overruled, 1 / self.temperature, 1 - max(self.levels.values())))
+
+    @property
+    def undoes_confusion(self) -> bool:
+        """Whether the adapted predictions are more diverse than the source model's.
+
+        A model that confuses classes predicts fewer of them. Learning that brings them back
+        overrules sure answers too, and is right to.
+        """
+        if self.frequencies is None:
+            return False
+        # The mirror image of the loss of diversity that is trouble.
+        classes = self.frequencies.counts.shape[1]
+        return self.frequencies.gained > self.tolerance * math.log(classes)
 
     @property
     def temperature(self) -> float:
@@ -144,9 +159,10 @@ class Watch:
         floor = largest / (4 * self.size)
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
-        # Half-way from overruling in doubt to overruling at random.
+        # Half-way from overruling in doubt to overruling at random, or further for good reason.
         mean = float(sure.mean())
-        limit = (confidence_in_doubt(mean, classes) + mean) / 2
+        least = 1 - TRUSTED if self.undoes_confusion else EQUAL
+        limit = mean - least * (mean - confidence_in_doubt(mean, classes))
         excess = (sure - limit)[differ].sum() / len(rows)
         self.overruling.update(float(excess), 1 / (4 * self.size))
         # Adapting makes predictions surer; half-way to knowing nothing is not adapting.
