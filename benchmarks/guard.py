@@ -131,7 +131,7 @@ def make(run: Run, model: nn.Module, source: Tensor | None, fisher: Path) -> moe
     fields = {} if run.model == "vit-tiny" else zoo.tuned(run.model, run.method)
     name, _, factor = run.stream.partition("-")
     if name in ("lr", "photos") and factor and run.method != "noadapt":
-        usual = fields.get("lr") or moetta.adapt(model, run.method).config.lr
+        usual = fields.get("lr") or moetta.adapt(model, run.method).config.to_dict()["lr"]
         fields["lr"] = usual * float(factor)
     if run.method == "eata":
         adapter = moetta.adapt(

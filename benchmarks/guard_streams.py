@@ -130,8 +130,11 @@ class Photos:
 
     def batches(self, seed: int) -> Batches:
         """Mixed corruptions."""
-        options = {"severity": 3, "partial": True, "limit": self._count, "seed": seed}
-        for batch in stream("classical", self._data, model=VIT_TINY, **options):
+        found = stream(
+            "classical", self._data, model=VIT_TINY,
+            severity=3, partial=True, limit=self._count, seed=seed,
+        )  # fmt: skip
+        for batch in found:
             yield batch.images, batch.labels
 
 
