@@ -14,7 +14,7 @@ import moetta
 from helpers.models import CLASSES, FAMILIES, VIT, call
 from helpers.trials import METHODS, assert_same, make, portrait
 from moetta.core.functional import entropy
-from moetta.guard import Event, GuardReport, diversity
+from moetta.guard import Event, GuardReport
 from moetta.guard.answer import weighted_mean
 from moetta.guard.trust import TRUSTED
 
@@ -29,12 +29,6 @@ def images(seed: int, size: int = BATCH) -> Tensor:
 def guarded(method: str = "tent", **options) -> moetta.Guard:
     options = {"cooldown": 2 * BATCH, **options}
     return moetta.Guard(make(method, lr=LR) if method != "noadapt" else make(method), **options)
-
-
-@pytest.fixture
-def no_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The untrained model answers nearly everything with one class, as if in a burst of it."""
-    monkeypatch.setattr(diversity, "BURST", 0.0)
 
 
 def spoil(guard: moetta.Guard, size: float = 50.0) -> None:
@@ -52,7 +46,6 @@ def source_logits(batch: Tensor) -> Tensor:
 # --- it is an adapter ---------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_bursts")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_healthy_run_is_the_adapters_own(method: str):
     slow = {} if method == "noadapt" else {"lr": 1e-4}
@@ -260,7 +253,6 @@ def test_each_trouble_waits_longer_and_learns_slower():
     assert guard.rate == pytest.approx(1 / 64)
 
 
-@pytest.mark.usefixtures("no_bursts")
 def test_a_lower_rate_is_a_lower_learning_rate():
     guard, slow = guarded(), make("tent", lr=LR / 4)
     guard.recovery.level = 1
@@ -269,19 +261,6 @@ def test_a_lower_rate_is_a_lower_learning_rate():
         slow(images(seed))
     for mine, theirs in zip(guard.adapter.trained.values(), slow.trained.values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_steps_in_a_burst_of_one_class_are_shorter():
-    """As short as the diversity of the look is below the usual one."""
-    guard, plain = guarded(), make("tent", lr=LR)
-    start = [p.detach().clone() for p in plain.trained.values()]
-    guard(images(0))
-    plain(images(0))
-    kept = guard.watch.diverse
-    assert kept < diversity.BURST
-    trained = (guard.adapter.trained.values(), plain.trained.values())
-    for mine, theirs, before in zip(*trained, start, strict=True):
-        torch.testing.assert_close(mine, torch.lerp(before, theirs.detach(), kept))
 
 
 def test_a_long_calm_raises_the_rate_again():

@@ -231,7 +231,7 @@ class Guard(Adapter):
         """The share of the step on so many images that is kept."""
         # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
         # Without it one image moves the model as far as a batch of 64.
-        return self.rate * min(1.0, size / self.options.sample) * self.watch.diverse
+        return self.rate * min(1.0, size / self.options.sample)
 
     # --- watching -------------------------------------------------------------------------------
 

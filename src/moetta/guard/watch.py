@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
-from moetta.guard.diversity import Diversity
 from moetta.guard.sureness import TEMPERATURES, Sureness
 from moetta.guard.trust import EQUAL, TRUSTED, Trust, confidence_in_doubt
 
@@ -61,7 +60,6 @@ class Watch:
         # Made when the number of classes is known.
         self.frequencies: Frequencies | None = None
         self.overruled: Trust | None = None
-        self.diversity: Diversity | None = None
         self.sureness = Sureness()
         self.pending = torch.zeros(0, COLUMNS, dtype=torch.float64)
         self.looks = 0
@@ -112,25 +110,18 @@ class Watch:
         """The temperature at which the adapted model is as sure as the source model."""
         return self.sureness.temperature
 
-    @property
-    def diverse(self) -> float:
-        """The share of a step that the diversity of the latest look allows; see `Diversity`."""
-        return 1.0 if self.diversity is None else self.diversity.share
-
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
         source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
-        if self.frequencies is None or self.overruled is None or self.diversity is None:
+        if self.frequencies is None or self.overruled is None:
             self.frequencies = Frequencies(source_logits.shape[1])
             self.overruled = Trust(source_logits.shape[1])
-            self.diversity = Diversity(source_logits.shape[1], self.size)
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
         rows = torch.stack((source_logits.argmax(-1), adapted_logits.argmax(-1), doubt), 1)
         sureness = self.sureness.measure(source_logits, adapted_logits)
         self.pending = torch.cat((self.pending, torch.cat((rows, sureness), 1)))
         while len(self.pending) >= self.size:
             self._look(self.pending[: self.size], self.frequencies, self.overruled)
-            self.diversity.add(self.pending[: self.size, SOURCE].long())
             self.pending = self.pending[self.size :].clone()
             name, level = max(self.levels.items(), key=lambda item: item[1])
             if level >= 1:
@@ -197,11 +188,9 @@ class Watch:
         out["pending"] = self.pending.clone()
         out["sureness"] = self.sureness.sums.clone()
         out["looks"] = torch.tensor(self.looks)
-        if self.frequencies is not None and self.overruled is not None and self.diversity:
+        if self.frequencies is not None and self.overruled is not None:
             out["frequencies"] = self.frequencies.counts.clone()
             out["overruled"] = self.overruled.sums.clone()
-            out["diversity"] = self.diversity.counts.clone()
-            out["latest"] = torch.tensor(self.diversity.latest, dtype=torch.float64)
         return out
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -212,13 +201,9 @@ class Watch:
         self.sureness.sums = state["sureness"].detach().cpu().clone()
         self.looks = int(state["looks"])
         self.last = None
-        self.frequencies = self.overruled = self.diversity = None
+        self.frequencies = self.overruled = None
         if "frequencies" in state:
             counts = state["frequencies"].detach().cpu().clone()
-            classes = counts.shape[1]
-            self.frequencies, self.overruled = Frequencies(classes), Trust(classes)
-            self.diversity = Diversity(classes, self.size)
+            self.frequencies, self.overruled = Frequencies(counts.shape[1]), Trust(counts.shape[1])
             self.frequencies.counts = counts
             self.overruled.sums = state["overruled"].detach().cpu().clone()
-            self.diversity.counts = state["diversity"].detach().cpu().clone()
-            self.diversity.latest = float(state["latest"])
