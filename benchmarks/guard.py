@@ -1,4 +1,4 @@
-"""What the guard is worth: hostile streams, with and without it, for Tent, EATA and MoETTA.
+r"""What the guard is worth: hostile streams, with and without it, for Tent, EATA and MoETTA.
 
 Each row is one run, appended to a file as soon as it is done. A second call runs what is missing
 and prints the table; several processes may work on one file. The CIFAR-10 rows need the folder of
@@ -6,6 +6,8 @@ its images.
 
     python benchmarks/guard.py
     python benchmarks/guard.py --data FOLDER_WITH_CIFAR10 --streams length one-class
+    python benchmarks/guard.py --data FOLDER_WITH_PHOTOS --weights FILE --models vit-tiny \
+        --streams photos photos-10 --methods noadapt tent moetta
     python benchmarks/guard.py --only-table
 
 Streams of the digit models: the embedded classical stream, 14,400 images, in batches of 64.
@@ -27,6 +29,11 @@ Streams of the CIFAR-10 models: the 15 corruptions of its test set at severity 5
 - length: all 150,000 images, mixed.
 - one-class: the 15,000 images of one class, mixed.
 
+Streams of ViT-Tiny: photos of ImageNet under the 15 corruptions at severity 3.
+
+- photos, photos-N: mixed, at the default learning rate, or at N times that. Not for EATA, which
+  needs source images.
+
 Images of noise, constant images and the poison have no right answer: accuracy is that of all
 the other images.
 """
@@ -36,10 +43,9 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -48,20 +54,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from torch import Tensor
+from torch import Tensor, nn
 
 import moetta
+from guard_streams import Batches, Cifar, Photos, digit_batches, normalised
 from moetta import zoo
-from moetta.data import cifar10, corrupted, embedded
-from moetta.data.corruptions import CLASSICAL
+from moetta.data import embedded
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("noadapt", "tent", "eata", "moetta")
 DIGITS = ("mixed", "sudden", "lr-10", "lr-20", "batch-1", "noise", "constant", "poison")
 CIFAR = ("length", "one-class")
-BLOCK = 16  # batches
-
-Batches = Iterator[tuple[Tensor, Tensor]]  # images, labels; label -1 is not scored
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,11 @@ class Options:
     """Run only one of these, for example the guarded rows after a change of the guard."""
     seed: int = 42
     data: Path | None = None
-    """The folder of CIFAR-10, for its models."""
+    """The folder of CIFAR-10, for its models, or of the photos, for ViT-Tiny."""
+    weights: Path | None = None
+    """The weights of ViT-Tiny."""
+    photos: int = 1920
+    """Images in the stream of photos."""
     cache: Path | None = None
     """A folder that keeps the corrupted CIFAR-10 images (460 MB) from one call to the next."""
     results: Path = ROOT / "benchmarks" / "results" / "guard.jsonl"
@@ -96,135 +103,36 @@ class Run:
     seed: int
 
 
-# --- streams ------------------------------------------------------------------------------------
-
-
-@cache
-def digits(order: str, seed: int) -> tuple[Tensor, Tensor]:
-    """The images and labels of the embedded classical stream, in order."""
-    if order == "clean":
-        shuffled = torch.randperm(3600, generator=torch.Generator().manual_seed(seed))
-        images, labels, _ = embedded.domain("clean", count=3600).read(shuffled)
-        return (images.float() / 255 - embedded.MEAN[0]) / embedded.STD[0], labels
-    found = list(embedded.stream("classical", order=order, seed=seed))
-    return torch.cat([b.images for b in found]), torch.cat([b.labels for b in found])
-
-
-def split(images: Tensor, labels: Tensor, size: int = 64) -> Batches:
-    """In batches."""
-    return zip(images.split(size), labels.split(size), strict=True)
-
-
-def interrupted(junk: Callable[[torch.Generator], Tensor], seed: int) -> Batches:
-    """Ordinary traffic in which every second block is junk."""
-    generator = torch.Generator().manual_seed(seed)
-    for number, (images, labels) in enumerate(split(*digits("mixed", seed))):
-        if number % BLOCK == 0 and number:
-            for _ in range(BLOCK):
-                yield junk(generator), torch.full((64,), -1)
-        yield images, labels
-
-
-def noise(generator: torch.Generator) -> Tensor:
-    """Normal noise."""
-    return torch.randn(64, 3, 32, 32, generator=generator)
-
-
-def constant(generator: torch.Generator) -> Tensor:
-    """Images of one grey each."""
-    return torch.randn(64, 1, 1, 1, generator=generator).expand(64, 3, 32, 32).clone()
-
-
-def poisoned(model: str, seed: int) -> Batches:
-    """Half of each batch is the source model's most confident error."""
-    images, labels = digits("mixed", seed)
-    with torch.no_grad():
-        confidence, predicted = zoo.load(model)(images[:1000]).softmax(1).max(1)
-    worst = images[torch.where(predicted != labels[:1000], confidence, 0).argmax()]
-    for part, right in split(images, labels, 32):
-        copies = worst.expand(len(part), -1, -1, -1)
-        yield torch.cat((part, copies)), torch.cat((right, torch.full((len(copies),), -1)))
-
-
-class Cifar:
-    """The corrupted test images, made once."""
-
-    def __init__(self, options: Options) -> None:
-        if options.data is None:
-            raise SystemExit("the streams length and one-class need --data, the folder of CIFAR-10")
-        clean = cifar10(options.data, "test")
-        file = None if options.cache is None else options.cache / "cifar10-c.npy"
-        if file is not None and file.exists():
-            self.images = np.load(file, mmap_mode="r")
-        else:
-            rows = torch.arange(len(clean)).split(1000)
-            parts = [d.read(part)[0] for d in corrupted(clean, CLASSICAL) for part in rows]
-            self.images = torch.cat(parts).numpy()
-            if file is not None:
-                np.save(file, self.images)
-        self.labels = clean.labels.repeat(len(CLASSICAL))
-        train = cifar10(options.data, "train")
-        chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:2000]
-        self.source = train.read(chosen)[0]
-
-    def batches(self, stream: str, model: str, seed: int) -> Batches:
-        """The whole, or one class of it (by the seed), shuffled."""
-        index = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
-        if stream == "one-class":
-            index = index[self.labels[index] == seed % 10]
-        for part in index.split(64):
-            images = torch.from_numpy(np.ascontiguousarray(self.images[part.numpy()]))
-            yield normalised(images, model), self.labels[part]
-
-
-def normalised(images: Tensor, model: str) -> Tensor:
-    """As the model expects them."""
-    recipe = zoo.recipe(model)
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
-    return (images.float() / 255 - mean) / std
-
-
-def batches(run: Run, cifar: Cifar | None) -> Batches:
+def batches(run: Run, images: Cifar | Photos | None) -> Batches:
     """The stream of a run."""
-    if cifar is not None:
-        return cifar.batches(run.stream, run.model, run.seed)
+    if isinstance(images, Cifar):
+        return images.batches(run.stream, run.model, run.seed)
+    if isinstance(images, Photos):
+        return images.batches(run.seed)
     name, _, number = run.stream.partition("-")
-    if name in ("noise", "constant"):
-        return interrupted(noise if name == "noise" else constant, run.seed)
-    if name == "poison":
-        return poisoned(run.model, run.seed)
-    orders = {"sudden": "continual", "clean": "clean"}
-    images, labels = digits(orders.get(name, "mixed"), run.seed)
-    if name == "return":
-        clean, right = digits("clean", run.seed)
-        return split(torch.cat((clean, images, clean)), torch.cat((right, labels, right)))
-    if name == "bursts":
-        by_class = labels.argsort(stable=True)
-        return split(images[by_class], labels[by_class])
-    if name == "batch":
-        size = int(number) if run.method != "noadapt" else 64
-        return split(images[:3600], labels[:3600], size)
-    if name == "short":
-        return split(images[: 20 * 64], labels[: 20 * 64])
-    return split(images, labels)
+    size = int(number) if name == "batch" and run.method != "noadapt" else 64
+    return digit_batches(name, run.model, size, run.seed)
 
 
 def same_images(stream: str) -> str:
     """The stream on which noadapt is measured: its answers depend on nothing but the image."""
     if stream.startswith("batch-"):
         return "batch-1"
+    if stream.startswith("photos"):
+        return "photos"
     return stream if stream in (*CIFAR, "clean", "return", "short") else "mixed"
 
 
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def make(run: Run, source: Tensor | None, fisher: Path) -> moetta.Adapter:
+def make(run: Run, model: nn.Module, source: Tensor | None, fisher: Path) -> moetta.Adapter:
     """The adapter of a run, at the shipped settings."""
-    fields = zoo.tuned(run.model, run.method)
-    if run.stream.startswith("lr-") and run.method != "noadapt":
-        fields["lr"] *= float(run.stream.removeprefix("lr-"))
-    model = zoo.load(run.model)
+    fields = {} if run.model == "vit-tiny" else zoo.tuned(run.model, run.method)
+    name, _, factor = run.stream.partition("-")
+    if name in ("lr", "photos") and factor and run.method != "noadapt":
+        usual = fields.get("lr") or moetta.adapt(model, run.method).config.to_dict()["lr"]
+        fields["lr"] = usual * float(factor)
     if run.method == "eata":
         adapter = moetta.adapt(
             model, "eata", source=str(fisher) if fisher.exists() else source, **fields
@@ -266,13 +174,20 @@ def measure(adapter: moetta.Adapter, stream: Batches, record: Path | None) -> di
     return out
 
 
+def kind_of(name: str) -> str:
+    """Which images a model or a stream is for."""
+    if name in CIFAR or name.startswith("cifar"):
+        return "cifar"
+    return "photos" if name == "vit-tiny" or name.startswith("photos") else "digits"
+
+
 def wanted(options: Options) -> list[Run]:
     """The runs, in the order of the table."""
     runs = [
         Run(stream, model, method, guarded, options.seed)
         for model in options.models
         for stream in options.streams
-        if model.startswith("cifar") == (stream in CIFAR)
+        if kind_of(model) == kind_of(stream)
         for method in options.methods
         for guarded in ((False,) if method == "noadapt" else (False, True))
         if ("guarded" if guarded else "plain") in options.kinds
@@ -341,17 +256,32 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run_one(run: Run, options: Options, cifar: Cifar | None, fisher: Path) -> None:
+def load_images(kind: str, options: Options) -> Cifar | Photos | None:
+    """The images of a kind of stream, unless they are embedded."""
+    if kind == "digits":
+        return None
+    if options.data is None or (kind == "photos" and options.weights is None):
+        raise SystemExit("these streams need --data, and photos --weights too")
+    if kind == "cifar":
+        return Cifar(options.data, options.cache)
+    assert options.weights is not None
+    return Photos(options.data, options.weights, options.photos)
+
+
+def run_one(run: Run, options: Options, images: Cifar | Photos | None, fisher: Path) -> None:
     """Run, and append the row."""
+    model = images.model() if isinstance(images, Photos) else zoo.load(run.model)
     source = None
     if run.method == "eata":
         source = (
-            embedded.source_images(2000) if cifar is None else normalised(cifar.source, run.model)
+            normalised(images.source, run.model)
+            if isinstance(images, Cifar)
+            else embedded.source_images(2000)
         )
-    adapter = make(run, source, fisher)
+    adapter = make(run, model, source, fisher)
     parts = (run.stream, run.model, run.method, "guarded" if run.guarded else "plain", run.seed)
     record = options.record and options.record / ("_".join(map(str, parts)) + ".npz")
-    found = measure(adapter, batches(run, cifar), record)
+    found = measure(adapter, batches(run, images), record)
     print(run, {k: v for k, v in found.items() if k != "events"}, flush=True)
     append({**asdict(run), **found}, options)
 
@@ -362,13 +292,13 @@ def main(options: Options) -> None:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = [key(r) for r in read(options)]
     missing = [] if options.only_table else [r for r in wanted(options) if r not in done]
-    cifar = Cifar(options) if any(r.stream in CIFAR for r in missing) else None
+    images = {kind: load_images(kind, options) for kind in {kind_of(r.model) for r in missing}}
     with TemporaryDirectory() as folder:
         for run in missing:
             with claimed(run, options) as ours:
                 if ours:
-                    images = cifar if run.stream in CIFAR else None
-                    run_one(run, options, images, Path(folder) / f"{run.model}.safetensors")
+                    fisher = Path(folder) / f"{run.model}.safetensors"
+                    run_one(run, options, images[kind_of(run.model)], fisher)
     print(table(read(options)))
 
 

@@ -18,9 +18,10 @@ import torch
 import tyro
 from torch import Tensor
 
+from moetta.guard.answer import weighted_mean
 from moetta.guard.config import GuardConfig
 from moetta.guard.sampler import Sampler
-from moetta.guard.trust import TRUSTED, weighted_mean
+from moetta.guard.trust import TRUSTED
 from moetta.guard.watch import Watch
 
 
@@ -70,7 +71,7 @@ def replay(source: Tensor, adapted: Tensor, labels: Tensor, seed: int, batch: in
             forwards += len(part)
         answers = [source[part], adapted[part], adapted[part]]
         if weight < 1:
-            answers[2] = weighted_mean(source[part], adapted[part], weight)
+            answers[2] = weighted_mean(source[part], adapted[part], weight, watch.temperature)
         right += torch.tensor([float((a.argmax(1) == labels[part]).sum()) for a in answers])
         seen += len(part)
     zero, plain, guarded = (100 * right / max(seen, 1)).tolist()

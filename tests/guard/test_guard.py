@@ -15,7 +15,8 @@ from helpers.models import CLASSES, FAMILIES, VIT, call
 from helpers.trials import METHODS, assert_same, make, portrait
 from moetta.core.functional import entropy
 from moetta.guard import Event, GuardReport
-from moetta.guard.trust import TRUSTED, weighted_mean
+from moetta.guard.answer import weighted_mean
+from moetta.guard.trust import TRUSTED
 
 BATCH = 16
 LR = 1e-4  # so low that a run of some dozen batches is a healthy one
@@ -343,7 +344,7 @@ def test_it_resumes_exactly(cut: int, tmp_path: Path):
 
 def test_snapshot_and_rollback():
     guard = guarded()
-    with pytest.raises(RuntimeError, match="nothing to roll back to"):
+    with pytest.raises(RuntimeError, match="no snapshot to roll back to"):
         guard.rollback()
     guard(images(0))
     guard.snapshot()
@@ -420,7 +421,8 @@ def test_answers_in_doubt_are_the_mean_of_both_models():
         seen.add(weight < 1)
         if weight < 1:
             assert weight == guard.watch.trust < TRUSTED
-            torch.testing.assert_close(logits, weighted_mean(source, adapted, weight))
+            expected = weighted_mean(source, adapted, weight, guard.watch.temperature)
+            torch.testing.assert_close(logits, expected)
             assert_same(guard.last.entropy, entropy(logits))
         else:
             torch.testing.assert_close(logits, adapted)
@@ -441,7 +443,8 @@ def test_in_doubt_a_paused_guard_answers_with_the_mean_too():
     with guard.paused():
         logits = guard(images(1))
     assert_same(told[-1], logits)
-    torch.testing.assert_close(logits, weighted_mean(source_logits(images(1)), adapted, weight))
+    expected = weighted_mean(source_logits(images(1)), adapted, weight, guard.watch.temperature)
+    torch.testing.assert_close(logits, expected)
     assert guard.last.guard.weight == weight
     assert guard.last.forwards == 2 * BATCH
     assert guard.watch.looks == looks

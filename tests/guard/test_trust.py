@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetta.guard.detectors import MEMORY
-from moetta.guard.trust import Trust, confidence_in_doubt, weighted_mean
+from moetta.guard.trust import Trust, confidence_in_doubt
 
 CONFIDENCES = torch.linspace(0.4, 1.0, 16, dtype=torch.float64)
 
@@ -75,10 +75,3 @@ def test_it_is_a_share(looks: list[list[bool]]):
     for differ in looks:
         trust.add(CONFIDENCES, torch.tensor(differ))
         assert 0 <= trust.value <= 1
-
-
-def test_the_answer_is_a_mean_of_probabilities():
-    source, adapted = torch.randn(2, 8, 5, generator=torch.manual_seed(0)).unbind(0)
-    mean = 0.3 * adapted.softmax(-1) + 0.7 * source.softmax(-1)
-    torch.testing.assert_close(weighted_mean(source, adapted, 0.3).exp(), mean)
-    assert weighted_mean(source, adapted, 0.0) is source

@@ -147,3 +147,42 @@ def test_the_end_of_a_burst_is_seen_at_once():
     assert watch.trust < 0.6
     names = [watch.add(traffic(generator), always) for _ in range(8)]
     assert set(names) & {"concentration", "overruling", "disagreement"}
+
+
+def confusion(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A source model that takes half of the classes for class 0, and one that knows them all."""
+    right = traffic(generator)
+    answers = right.argmax(-1)
+    taken = (answers >= 5).nonzero()[:, 0]
+    source = right.clone()
+    source[taken, 0], source[taken, answers[taken]] = right[taken, answers[taken]], right[taken, 0]
+    source[taken] *= 0.7  # with some doubt, but less than in a tie
+    return source, right
+
+
+def test_winning_classes_back_is_no_trouble():
+    """Answers are overruled that the source model is rather sure of, and diversity is gained."""
+    generator = torch.Generator().manual_seed(11)
+    watch = Watch(16, 0.005, 10_000)
+    for _ in range(200):
+        assert watch.add(*confusion(generator)) is None
+    assert watch.undoes_confusion
+    assert watch.overruled.value < 0.5
+    assert watch.trust == 0.5
+
+
+def test_losing_classes_is_trouble():
+    """The same two models, with their parts exchanged."""
+    generator = torch.Generator().manual_seed(11)
+    watch = Watch(16, 0.005, 10_000)
+    names = [watch.add(*reversed(confusion(generator))) for _ in range(8)]
+    assert set(names) & {"concentration", "overruling"}
+    assert not watch.undoes_confusion
+
+
+def test_diverse_answers_at_random_are_found_beside_a_confused_source_model():
+    generator = torch.Generator().manual_seed(12)
+    watch = Watch(16, 0.005, 10_000)
+    names = [watch.add(confusion(generator)[0], traffic(generator)) for _ in range(40)]
+    assert watch.undoes_confusion
+    assert set(names) & {"overruling", "disagreement"}

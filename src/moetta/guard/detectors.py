@@ -154,6 +154,14 @@ class Frequencies:
         shares = (counts / counts.sum(1, keepdim=True)).log()
         return float(shares[1, adapted].mean() - shares[0, source].mean())
 
+    @property
+    def gained(self) -> float:
+        """How much more diverse the adapted predictions are by now, in nats."""
+        counts = self.counts + 0.5
+        shares = counts / counts.sum(1, keepdim=True)
+        source, adapted = -(shares * shares.log()).sum(1)
+        return float(adapted - source)
+
     def add(self, source: Tensor, adapted: Tensor) -> None:
         """Count the predictions of one look."""
         self.counts *= 1 - 1 / MEMORY

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from moetta.core.step_report import StepReport
 from moetta.guard.watch import Look
+
+logger = logging.getLogger("moetta")
 
 REASONS = ("concentration", "overruling", "disagreement", "entropy", "drift", "non-finite")
 ACTIONS = ("rollback", "reset", "resume", "calm")
@@ -44,6 +47,18 @@ class Event:
         step, reason, action, value, threshold = numbers
         name = REASONS[int(reason)] if reason >= 0 else ""
         return cls(int(step), name, ACTIONS[int(action)], value, threshold)
+
+
+def log(event: Event, wait: int, rate: float) -> None:
+    """Write a decision to the log; trouble as a warning."""
+    if event.reason:
+        logger.warning(
+            "guard: %s at step %d because of %s (%.4g, threshold %.4g); learning stops for %d "
+            "images",
+            event.action, event.step, event.reason, event.value, event.threshold, wait,
+        )  # fmt: skip
+    else:
+        logger.info("guard: %s at step %d, rate %.4g", event.action, event.step, rate)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from os import PathLike
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from moetta.core.adapter import Adapter
@@ -19,28 +17,17 @@ from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
 from moetta.core.step_report import StepReport, Totals
 from moetta.guard import state
+from moetta.guard.answer import Answer, Trouble, finite, weighted_mean
 from moetta.guard.config import GuardConfig
-from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport
+from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport, log
 from moetta.guard.recovery import Recovery
 from moetta.guard.reference import Reference
 from moetta.guard.sampler import Sampler
-from moetta.guard.trust import TRUSTED, weighted_mean
+from moetta.guard.short_steps import shortened
+from moetta.guard.trust import TRUSTED
 from moetta.guard.watch import Watch
 
-logger = logging.getLogger("moetta")
-
 LOOKS_BETWEEN_SNAPSHOTS = 8
-
-Trouble = tuple[str, float, float]  # reason, value and threshold
-
-
-class _Checked(NamedTuple):
-    """An answer, the adapted model's weight in it, what is wrong, and what it cost in forwards."""
-
-    logits: Tensor
-    weight: float
-    trouble: Trouble | None
-    extra: int
 
 
 class Guard(Adapter):
@@ -93,7 +80,7 @@ class Guard(Adapter):
         self.reference = Reference(adapter)
         self.on_prediction: Callable[[Tensor], None] | None = adapter.on_prediction
         self._paused = False
-        self._saved: dict[str, Tensor] | None = None
+        self._snapshot: dict[str, Tensor] | None = None
         self._start_over()
 
     def _start_over(self) -> None:
@@ -173,16 +160,12 @@ class Guard(Adapter):
 
     def _unwatched(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
         """The adapter's answer, as far as it is trusted; nothing is concluded from it."""
-        answers: list[_Checked] = []
+        answers: list[Answer] = []
 
         def answer(logits: Tensor) -> None:
-            weight = self.watch.trust if _finite(logits) else 0.0
-            found = _Checked(logits, 1.0, None, 0)
-            if weight < TRUSTED:
-                mixed = weighted_mean(self.reference.logits(inputs), logits, weight)
-                found = _Checked(mixed, weight, None, len(inputs))
-            answers.append(found)
-            self._answer(found.logits)
+            weight = self.watch.trust if finite(logits) else 0.0
+            answers.append(self._weighted(inputs, logits, weight))
+            self._answer(answers[0].logits)
 
         with self._listening(answer):
             self.adapter(*inputs.args, **inputs.kwargs)
@@ -203,20 +186,20 @@ class Guard(Adapter):
 
     def _watched(self, inputs: Inputs) -> tuple[Tensor, StepReport, float, Event | None]:
         """The adapter's answer, checked between its prediction and its update."""
-        checked: list[_Checked] = []
+        checked: list[Answer] = []
 
         def look(logits: Tensor) -> None:
             checked.append(self._check(inputs, logits))
             self._answer(checked[0].logits)
 
         hold = self.mode == "hold"
-        # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
-        # Without it one image moves the model as far as a batch of 64.
-        kept = self.rate * min(1.0, len(inputs) / self.options.sample)
-        before = self._values() if kept < 1 and not hold else []
-        with self._listening(look), self.adapter.paused() if hold else contextlib.nullcontext():
+        learning = (
+            self.adapter.paused()
+            if hold
+            else shortened(self.adapter, lambda: self._kept(len(inputs)))
+        )
+        with self._listening(look), learning:
             self.adapter(*inputs.args, **inputs.kwargs)
-        self._shorten_step(before, kept)
         logits, weight, trouble, extra = checked[0]
         report = self.adapter.last
         assert report is not None
@@ -225,7 +208,7 @@ class Guard(Adapter):
             report = replace(report, skipped="guard: hold")
         if weight < 1:
             report = replace(report, entropy=entropy(logits))
-        if trouble is None and not all(map(_finite, self.adapter.trained.values())):
+        if trouble is None and not all(map(finite, self.adapter.trained.values())):
             trouble = ("non-finite", math.nan, 0.0)
         if trouble is None:
             self._keep_if_good()
@@ -244,36 +227,45 @@ class Guard(Adapter):
         if self.on_prediction is not None:
             self.on_prediction(logits)
 
-    def _values(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.adapter.trained.values()]
-
-    def _shorten_step(self, before: list[Tensor], kept: float) -> None:
-        """Keep only a part of the step; with SGD this is a lower learning rate."""
-        with torch.no_grad():
-            for parameter, start in zip(self.adapter.trained.values(), before, strict=False):
-                parameter.copy_(torch.lerp(start, parameter, kept))
+    def _kept(self, size: int) -> float:
+        """The share of the step on so many images that is kept."""
+        # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
+        # Without it one image moves the model as far as a batch of 64.
+        return self.rate * min(1.0, size / self.options.sample)
 
     # --- watching -------------------------------------------------------------------------------
 
-    def _check(self, inputs: Inputs, logits: Tensor) -> _Checked:
+    def _check(self, inputs: Inputs, logits: Tensor) -> Answer:
         """Look at a sample of the batch, and answer as far as the adapted model is trusted."""
-        if not _finite(logits):
-            source = self.reference.logits(inputs)
-            return _Checked(source, 0.0, ("non-finite", math.nan, 0.0), len(inputs))
+        if not finite(logits):
+            return self._weighted(inputs, logits, 0.0, ("non-finite", math.nan, 0.0))
         closely = self.watch.trust < TRUSTED
         index = self.sampler.choose(len(inputs), self.steps, closely).to(logits.device)
         if len(index) == 0:
-            return _Checked(logits, 1.0, None, 0)
-        source, extra = self.reference.logits(inputs.select(index)), len(index)
+            return Answer(logits)
+        source = self.reference.logits(inputs.select(index))
         trouble = self._trouble(source, logits[index])
         weight = 0.0 if trouble is not None else self.watch.trust
+        known = source[index.argsort()] if len(index) == len(inputs) else None
+        answer = self._weighted(inputs, logits, weight, trouble, known)
+        return answer._replace(extra=answer.extra + len(index))
+
+    def _weighted(
+        self,
+        inputs: Inputs,
+        logits: Tensor,
+        weight: float,
+        trouble: Trouble | None = None,
+        source: Tensor | None = None,
+    ) -> Answer:
+        """The adapted model's answer, or both models' if its weight is too small for that."""
         if weight >= TRUSTED:
-            return _Checked(logits, 1.0, None, extra)
-        if extra == len(inputs):
-            source = source[index.argsort()]
-        else:
-            source, extra = self.reference.logits(inputs), extra + len(inputs)
-        return _Checked(weighted_mean(source, logits, weight), weight, trouble, extra)
+            return Answer(logits)
+        extra = 0
+        if source is None:
+            source, extra = self.reference.logits(inputs), len(inputs)
+        mixed = weighted_mean(source, logits, weight, self.watch.temperature)
+        return Answer(mixed, weight, trouble, extra)
 
     def _trouble(self, source: Tensor, adapted: Tensor) -> Trouble | None:
         """Take images that both models have classified; returns what is wrong, if anything."""
@@ -322,13 +314,7 @@ class Guard(Adapter):
         self.counts[action] += 1
         if reason:
             self.counts[f"{action}: {reason}"] += 1
-            logger.warning(
-                "guard: %s at step %d because of %s (%.4g, threshold %.4g); learning stops for %d "
-                "images",
-                action, event.step, reason, value, threshold, self.recovery.wait,
-            )  # fmt: skip
-        else:
-            logger.info("guard: %s at step %d, rate %.4g", action, event.step, self.rate)
+        log(event, self.recovery.wait, self.rate)
         return event
 
     def _publish(self, report: StepReport, event: Event | None, weight: float) -> None:
@@ -367,20 +353,6 @@ class Guard(Adapter):
         with self.lock:
             self.adapter.reset()
             self._start_over()
-
-    def snapshot(self) -> None:
-        """Remember the current state, in memory."""
-        self._saved = self.state_dict()
-
-    def rollback(self) -> None:
-        """Return to the last `snapshot`.
-
-        Raises:
-            RuntimeError: there is none, or the adapter was unwrapped.
-        """
-        if self._saved is None:
-            raise RuntimeError("there is nothing to roll back to; call guard.snapshot() first")
-        self.load_state_dict(self._saved)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the state to a safetensors file, atomically."""
@@ -425,7 +397,3 @@ class Guard(Adapter):
 
     def __repr__(self) -> str:
         return f"Guard({self.adapter!r}, mode={self.mode!r}, events={sum(self.counts.values())})"
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor.detach()).all())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from moetta.guard.detectors import MEMORY
 
-# Above this, the adapted model answers alone: half-way from full trust to the limit of what is in
-# order, which is at 1/2.
+# Both models have an equal say. Below this, answers are overruled more like at random.
+EQUAL = 0.5
+# Above this, half-way from an equal say to full trust, the adapted model answers alone.
 TRUSTED = 0.75
 
 
@@ -59,11 +58,3 @@ class Trust:
         # One imagined change of a doubtful answer, so that a few real ones do not decide.
         found = (changed + doubt) / (changes + 1)
         return float(min(max((mean - found) / (mean - doubt), 0.0), 1.0))
-
-
-def weighted_mean(source: Tensor, adapted: Tensor, weight: float) -> Tensor:
-    """Logits of the weighted mean of both models' probabilities."""
-    if weight == 0:
-        return source
-    rest = source.log_softmax(-1) + math.log1p(-weight)
-    return torch.logaddexp(rest, adapted.log_softmax(-1) + math.log(weight))

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moetta.core.functional import entropy
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
-from moetta.guard.trust import Trust, confidence_in_doubt
+from moetta.guard.sureness import TEMPERATURES, Sureness
+from moetta.guard.trust import EQUAL, TRUSTED, Trust, confidence_in_doubt
 
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
 # both shipped ViTs on their classical streams. A factor of 2 is allowed.
 OVERCONFIDENCE = 2.0
-# Columns of a pending row.
-SOURCE, ADAPTED, ENTROPY, SOURCE_ENTROPY, DOUBT = range(5)
+# Columns of a pending row; those of `Sureness` follow.
+SOURCE, ADAPTED, DOUBT, SOURCE_ENTROPY, ENTROPY = range(5)
+COLUMNS = ENTROPY + len(TEMPERATURES)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Watch:
         # Made when the number of classes is known.
         self.frequencies: Frequencies | None = None
         self.overruled: Trust | None = None
-        self.pending = torch.zeros(0, 5, dtype=torch.float64)
+        self.sureness = Sureness()
+        self.pending = torch.zeros(0, COLUMNS, dtype=torch.float64)
         self.looks = 0
         self.last: Look | None = None
 
@@ -86,7 +88,27 @@ class Watch:
     def trust(self) -> float:
         """The weight of the adapted model's answers, from 0 to 1; the source model has the rest."""
         overruled = 1.0 if self.overruled is None else self.overruled.value
-        return max(0.0, min(overruled, 1 - max(self.levels.values())))
+        if self.undoes_confusion:
+            overruled = max(overruled, EQUAL)
+        return max(0.0, min(overruled, 1 / self.temperature, 1 - max(self.levels.values())))
+
+    @property
+    def undoes_confusion(self) -> bool:
+        """Whether the adapted predictions are more diverse than the source model's.
+
+        A model that confuses classes predicts fewer of them. Learning that brings them back
+        overrules sure answers too, and is right to.
+        """
+        if self.frequencies is None:
+            return False
+        # The mirror image of the loss of diversity that is trouble.
+        classes = self.frequencies.counts.shape[1]
+        return self.frequencies.gained > self.tolerance * math.log(classes)
+
+    @property
+    def temperature(self) -> float:
+        """The temperature at which the adapted model is as sure as the source model."""
+        return self.sureness.temperature
 
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
@@ -95,14 +117,9 @@ class Watch:
             self.frequencies = Frequencies(source_logits.shape[1])
             self.overruled = Trust(source_logits.shape[1])
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
-        rows = (
-            source_logits.argmax(-1),
-            adapted_logits.argmax(-1),
-            entropy(adapted_logits),
-            entropy(source_logits),
-            doubt,
-        )
-        self.pending = torch.cat((self.pending, torch.stack([r.double() for r in rows], 1)))
+        rows = torch.stack((source_logits.argmax(-1), adapted_logits.argmax(-1), doubt), 1)
+        sureness = self.sureness.measure(source_logits, adapted_logits)
+        self.pending = torch.cat((self.pending, torch.cat((rows, sureness), 1)))
         while len(self.pending) >= self.size:
             self._look(self.pending[: self.size], self.frequencies, self.overruled)
             self.pending = self.pending[self.size :].clone()
@@ -126,15 +143,17 @@ class Watch:
         )
         frequencies.add(source, adapted)
         overruled.add(sure, differ)
+        self.sureness.add(rows[:, SOURCE_ENTROPY:])
         classes = frequencies.counts.shape[1]
         largest = math.log(classes)
         # The least that a look varies by: half a changed prediction, at half the range of ln C.
         floor = largest / (4 * self.size)
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
-        # Half-way from overruling in doubt to overruling at random.
+        # Half-way from overruling in doubt to overruling at random, or further for good reason.
         mean = float(sure.mean())
-        limit = (confidence_in_doubt(mean, classes) + mean) / 2
+        least = 1 - TRUSTED if self.undoes_confusion else EQUAL
+        limit = mean - least * (mean - confidence_in_doubt(mean, classes))
         excess = (sure - limit)[differ].sum() / len(rows)
         self.overruling.update(float(excess), 1 / (4 * self.size))
         # Adapting makes predictions surer; half-way to knowing nothing is not adapting.
@@ -155,6 +174,7 @@ class Watch:
             self.frequencies.counts = counts[:1].repeat(2, 1)
         if self.overruled is not None:
             self.overruled = Trust(self.overruled.classes)
+        self.sureness = Sureness()
         self.pending = self.pending[:0].clone()
         self.looks = 0
         self.last = None
@@ -166,6 +186,7 @@ class Watch:
             for name, detector in self._detectors.items()
         }
         out["pending"] = self.pending.clone()
+        out["sureness"] = self.sureness.sums.clone()
         out["looks"] = torch.tensor(self.looks)
         if self.frequencies is not None and self.overruled is not None:
             out["frequencies"] = self.frequencies.counts.clone()
@@ -177,6 +198,7 @@ class Watch:
         for name, detector in self._detectors.items():
             detector.restore(state[f"detector.{name}"].tolist())
         self.pending = state["pending"].detach().cpu().clone()
+        self.sureness.sums = state["sureness"].detach().cpu().clone()
         self.looks = int(state["looks"])
         self.last = None
         self.frequencies = self.overruled = None

@@ -1,0 +1,27 @@
+"""Learning steps of which only a part is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from moetta.core.adapter import Adapter
+
+
+@contextmanager
+def shortened(adapter: Adapter, share: Callable[[], float]) -> Iterator[None]:
+    """Keep only a share of the step that is made within the block; with SGD, a lower learning rate.
+
+    Args:
+        adapter: what learns.
+        share: called after the step, so that it may depend on what was seen before the update.
+    """
+    before = [p.detach().clone() for p in adapter.trained.values()]
+    yield
+    kept = share()
+    if kept < 1:
+        with torch.no_grad():
+            for parameter, start in zip(adapter.trained.values(), before, strict=True):
+                parameter.copy_(torch.lerp(start, parameter, kept))
