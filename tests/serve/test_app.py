@@ -193,7 +193,7 @@ def test_an_answer_is_sent_before_the_accounts_are_done(client, monkeypatch):
     service, seen = client.app.state.service, []
 
     def way() -> None:
-        seen.append((service.engine.recent, service.watch._batches))
+        seen.append((dict(service.engine.recent), service.watch._batches))
 
     monkeypatch.setattr(service.engine, "_give_way", way)
     assert predict(client).status_code == 200
