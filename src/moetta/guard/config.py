@@ -23,8 +23,9 @@ class GuardConfig(Config):
         interval: looks between false alarms, on average.
         drift_limit: the largest relative distance of the trained parameters from their source
             values. At 1 they have moved by their own norm.
-        cooldown: images to wait after the first trouble before learning again.
-        backoff: factor by which each further trouble lengthens the wait and shortens the steps.
+        cooldown: images to wait after trouble before learning again.
+        backoff: factor by which trouble that is blamed on the rate shortens the steps, and
+            lengthens the wait if it comes again.
     """
 
     sample: int = 16

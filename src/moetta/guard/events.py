@@ -25,7 +25,7 @@ class Event:
         reason: what led to it: "concentration", "overruling", "disagreement", "entropy", "drift" or
             "non-finite"; empty for "resume" and "calm", which only need time to pass.
         action: "rollback" (to the last good state, and hold it), "reset" (to the source model, and
-            serve that), "resume" (learn again, at a lower rate), "calm" (raise the rate again).
+            serve that), "resume" (learn again), "calm" (raise the rate again).
         value: what was measured.
         threshold: what it was compared with.
     """

@@ -35,8 +35,9 @@ class Guard(Adapter):
 
     It is called like the adapter it wraps, and reports, saves, loads and resets like it. On a
     sample of the traffic it asks the source model too, and compares. When the adapted model is
-    found to be worse, it goes back to the last good state and holds that; at the next trouble it
-    goes back to the source model and serves that. After a wait it learns again, in shorter steps.
+    found to be worse, it goes back to the last good state and holds that; if that was not enough,
+    it goes back to the source model and serves that. After a wait it learns again, in shorter steps
+    if the rate is to blame.
 
     ``steps``, ``totals`` and ``events`` keep counting through a rollback. Do not call the wrapped
     adapter directly while it is guarded.

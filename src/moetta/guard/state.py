@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moetta.guard.guard import Guard
 
 FORMAT = "moetta-guard"
-VERSION = "3"
+VERSION = "4"
 _COUNTS = [f.name for f in fields(Totals) if f.name != "losses"]
 
 
@@ -30,6 +30,7 @@ def collect(guard: Guard) -> dict[str, Tensor]:
     numbers = [
         guard.steps, recovery.level, MODES.index(recovery.mode), guard.good_is_source,
         recovery.wait, sampler.credit, guard.looks_since_good, guard.drift, sampler.probation,
+        recovery.learnt, recovery.from_source,
         *(getattr(guard.totals, name) for name in _COUNTS),
     ]  # fmt: skip
     out = guard.adapter.state_dict()
@@ -60,7 +61,7 @@ def restore(guard: Guard, tensors: dict[str, Tensor]) -> None:
         events = [Event.of_numbers(row) for row in tensors["guard.events"].tolist()]
         counted = {
             name: value if name == "entropy" else int(value)
-            for name, value in zip(_COUNTS, values[9:], strict=True)
+            for name, value in zip(_COUNTS, values[11:], strict=True)
         }
         mode = MODES[int(values[2])]
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -77,6 +78,7 @@ def restore(guard: Guard, tensors: dict[str, Tensor]) -> None:
     guard.watch, guard.steps, guard.drift = watch, int(values[0]), values[7]
     recovery, sampler = guard.recovery, guard.sampler
     recovery.mode, recovery.level, recovery.wait = mode, int(values[1]), int(values[4])
+    recovery.learnt, recovery.from_source = int(values[9]), bool(values[10])
     sampler.credit, sampler.probation = values[5], int(values[8])
     losses = {k: float(v) for k, v in parts["loss"].items()}
     guard.totals = Totals(**counted, losses=losses)
