@@ -18,7 +18,7 @@ from ray_clusters import ENVIRONMENT, ray_processes, worker_of
 from test_resume import assert_same
 
 import moetta
-from moetta.bench import Cell, make_grid, run_grid
+from moetta.bench import Cell, make_grid, ray_backend, run_grid
 from moetta.bench.progress import Outcome, Progress, Silent
 from moetta.bench.ray_backend import OnRay
 from moetta.commands.main import main
@@ -125,6 +125,41 @@ def test_twelve_cells_over_two_workers_one_of_which_is_killed(
     assert sorted(cell.label for cell in watcher.ends) == sorted(cell.label for cell in CELLS)
     assert_like_alone(CELLS, outcomes, alone)
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 12
+
+
+def test_a_cell_that_ray_leaves_on_a_dead_node_is_started_again(
+    address: str,
+    alone: dict[Cell, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind a cut link Ray itself needs five minutes; here the node only seems to be dead."""
+    launched = []
+
+    class Backend(OnRay):
+        def _launch(self, ticket: int) -> None:
+            launched.append(ticket)
+            if len(launched) == 2:  # the node is well again
+                monkeypatch.undo()
+                self._dead.clear()
+            super()._launch(ticket)
+
+    class Cutter(Watcher):
+        def update(self, cell: Cell, progress: Progress) -> None:
+            if not self.news:
+                nodes = [{**node, "Alive": False} for node in ray.nodes()]
+                monkeypatch.setattr(ray_backend, "LOST_SECONDS", 0.0)
+                monkeypatch.setattr(ray, "nodes", lambda: nodes)
+            super().update(cell, progress)
+
+    watcher = Cutter()
+    backend = Backend(tmp_path / "runs", address, checkpoint_seconds=0)
+    outcomes = run_grid([LONGEST], tmp_path / "runs", backend=backend, listener=watcher)
+    assert launched == [1, 1]
+    assert f"{LONGEST.label}: its worker was lost; node" in caplog.text
+    assert watcher.news[-1][1].resumed > 0
+    assert_like_alone([LONGEST], outcomes, alone)
 
 
 def test_a_url_instead_of_a_shared_folder(

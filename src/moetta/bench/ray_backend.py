@@ -33,6 +33,12 @@ TELL_SECONDS = 0.3
 """How often a worker reports its progress."""
 BOARD_SECONDS = 300.0
 """How long the first worker on this machine may take to start."""
+LOST_SECONDS = 20.0
+"""How long Ray may take to start a cell again whose node is dead.
+
+It fails calls to a dead worker only when they break by themselves. If the link was cut they do not:
+the next sign of life that it sends is due after up to five minutes.
+"""
 STOP_SECONDS = 120.0
 """How long workers may take to write their checkpoints when the grid is stopped."""
 log = logging.getLogger("moetta")
@@ -71,6 +77,9 @@ class OnRay:
     store: str | None = None
     checkpoint_seconds: float = 30.0
     _tasks: dict[Any, int] = field(default_factory=dict)
+    _cells: dict[int, Cell] = field(default_factory=dict)
+    _nodes: dict[int, str] = field(default_factory=dict)  # where each cell was begun last
+    _dead: dict[str, float] = field(default_factory=dict)  # when a node was first seen to be dead
     _results: dict[int, Outcome] = field(default_factory=dict)
     _tickets: int = 0
     _board: Any = None
@@ -104,11 +113,13 @@ class OnRay:
     def submit(self, cell: Cell) -> int:
         """Hand a cell to Ray."""
         self._tickets += 1
-        self._launch(self._tickets, replace(cell, threads=cell.threads or 1))
+        self._cells[self._tickets] = replace(cell, threads=cell.threads or 1)
+        self._launch(self._tickets)
         return self._tickets
 
-    def _launch(self, ticket: int, cell: Cell) -> None:
+    def _launch(self, ticket: int) -> None:
         ray = import_ray()
+        cell = self._cells[ticket]
         needs = Needs.of(cell)
         task = ray.remote(work).options(
             num_cpus=needs.cpus,
@@ -135,7 +146,21 @@ class OnRay:
         for ref in ended:
             ticket = self._tasks.pop(ref)
             self._results[ticket] = self._outcome(ref)
+        self._relaunch_lost()
         return self._collect()
+
+    def _relaunch_lost(self) -> None:
+        """Start those cells again that Ray leaves with a node that it knows to be dead."""
+        ray = import_ray()
+        for node in ray.nodes():
+            if not node["Alive"]:
+                self._dead.setdefault(node["NodeID"], time.monotonic())
+        given_up = {n for n, seen in self._dead.items() if time.monotonic() - seen > LOST_SECONDS}
+        for ref, ticket in list(self._tasks.items()):
+            if self._nodes.get(ticket) in given_up:
+                ray.cancel(ref, force=True)  # or Ray would start it once more, later
+                del self._tasks[ref], self._nodes[ticket]
+                self._launch(ticket)
 
     def result(self, ticket: int) -> Outcome | None:
         """How a cell ended."""
@@ -169,10 +194,11 @@ class OnRay:
         if not ready:
             return []
         try:
-            progress, messages = ray.get(self._news)
+            progress, messages, nodes = ray.get(self._news)
         except ray.exceptions.RayError:  # the board is started again, empty
-            progress, messages = {}, []
+            progress, messages, nodes = {}, [], {}
         self._news = None
+        self._nodes |= nodes
         for level, text in messages:
             log.log(level, text)
         return [(ticket, Progress(**json.loads(sent))) for ticket, sent in progress.items()]
@@ -216,13 +242,15 @@ def _make_board() -> Any:
         def __init__(self) -> None:
             self.progress: dict[int, str] = {}
             self.messages: list[tuple[int, str]] = []
+            self.nodes: dict[int, str] = {}  # by ticket, since the last call
             self.begun: set[int] = set()
             self.cancelled = False
 
-        def begin(self, ticket: int, label: str, node: str) -> None:
+        def begin(self, ticket: int, label: str, name: str, node: str) -> None:
             if ticket in self.begun:
-                self.say(logging.WARNING, f"{label}: its worker was lost; node {node} resumes it")
+                self.say(logging.WARNING, f"{label}: its worker was lost; node {name} resumes it")
             self.begun.add(ticket)
+            self.nodes[ticket] = node
 
         def post(self, ticket: int, progress: str) -> None:
             self.progress[ticket] = progress
@@ -236,9 +264,9 @@ def _make_board() -> Any:
         def is_cancelled(self) -> bool:
             return self.cancelled
 
-        def collect(self) -> tuple[dict[int, str], list[tuple[int, str]]]:
-            news = self.progress, self.messages
-            self.progress, self.messages = {}, []
+        def collect(self) -> tuple[dict[int, str], list[tuple[int, str]], dict[int, str]]:
+            news = self.progress, self.messages, self.nodes
+            self.progress, self.messages, self.nodes = {}, [], {}
             return news
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
@@ -259,8 +287,9 @@ def work(cell: Cell, ticket: int, assignment: Assignment, board: Any) -> Outcome
     Raises:
         KeyboardInterrupt: it was cancelled, and has written a checkpoint.
     """
-    address = import_ray().util.get_node_ip_address()
-    board.begin.remote(ticket, cell.label, f"{socket.gethostname()} ({address})")
+    ray = import_ray()
+    name = f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
+    board.begin.remote(ticket, cell.label, name, ray.get_runtime_context().get_node_id())
     assignment.surroundings.enter()
     with messages(board, cell), _stoppable() as stop:
         try:

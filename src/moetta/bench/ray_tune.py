@@ -98,7 +98,8 @@ class EarlyStopping(OnRay):
         for key, tickets in groups.items():
             for ticket in tickets:
                 if len(tickets) == 1 or key.method == BASELINE:
-                    self._launch(ticket, self._queue[ticket])
+                    self._cells[ticket] = self._queue[ticket]
+                    self._launch(ticket)
                 else:
                     self._racing[ticket] = self._queue[ticket]
         self._queue.clear()
