@@ -279,9 +279,14 @@ def overload(options: argparse.Namespace, common: list[str], files: list[bytes])
     before, batches = server.memory(), server.batches()
     codes, latencies = Counter[str](), list[float]()
     ratios, goodputs, offered = [], [], []
+    cores: dict[str, list[float]] = {"server": [], "client": []}
     for _ in range(options.rounds):  # in turns with the load that it holds, for the same reason
         held, _, _ = asyncio.run(on_schedule(server, files, best, options.seconds))
+        used, ours, begun = server.cpu(), time.process_time(), time.monotonic()
         found, sent, took = asyncio.run(on_schedule(server, files, 5 * best, options.seconds))
+        passed = time.monotonic() - begun
+        cores["server"].append((server.cpu() - used) / passed)
+        cores["client"].append((time.process_time() - ours) / passed)
         ratios.append(found["200"] / max(1, held["200"]))
         goodputs.append(found["200"] / options.seconds)
         offered.append(sent)
@@ -296,7 +301,9 @@ def overload(options: argparse.Namespace, common: list[str], files: list[bytes])
         f"p50 {latencies[len(latencies) // 2]:.2f} s, "
         f"p99 {latencies[int(len(latencies) * 0.99)]:.2f} s; learnt from "
         f"{(after[1] - batches[1]) / max(1, after[0] - batches[0]):.0%} of batches; "
-        f"memory {before:.0f} -> {server.memory():.0f} MB"
+        f"memory {before:.0f} -> {server.memory():.0f} MB; cores in use: server "
+        f"{statistics.median(cores['server']):.2f}, this client "
+        f"{statistics.median(cores['client']):.2f}"
     )
     assert codes["hang"] == 0, "a request hangs"
     assert server.stop() == 0
