@@ -27,8 +27,9 @@ def digits(order: str, seed: int) -> tuple[Tensor, Tensor]:
     """The images and labels of the embedded classical stream, in order."""
     if order == "clean":
         shuffled = torch.randperm(3600, generator=torch.Generator().manual_seed(seed))
-        images, labels, _ = embedded.domain("clean", count=3600).read(shuffled)
-        return (images.float() / 255 - embedded.MEAN[0]) / embedded.STD[0], labels
+        clean = embedded.domain("clean", count=3600)
+        images = clean.read(shuffled)[0]
+        return (images.float() / 255 - embedded.MEAN[0]) / embedded.STD[0], clean.labels[shuffled]
     found = list(embedded.stream("classical", order=order, seed=seed))
     return torch.cat([b.images for b in found]), torch.cat([b.labels for b in found])
 

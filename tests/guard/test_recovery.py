@@ -34,9 +34,24 @@ def test_trouble_after_long_learning_is_not():
     assert recovery.trouble(has_good_state=True) == "rollback"
     assert (recovery.mode, recovery.wait, recovery.rate) == ("hold", 100, 1.0)
     assert after_wait(recovery).wait == 0  # there is no rate to raise
-    recovery.pass_time(200)
+    recovery.pass_time(400)
     assert recovery.trouble(has_good_state=True) == "rollback"
     assert recovery.rate == 1.0
+
+
+def test_each_trouble_makes_the_next_sooner_than_it_should_be():
+    recovery = learning(200)
+    for bound in (400, 800, 1600):
+        recovery.trouble(has_good_state=True)
+        after_wait(recovery).pass_time(bound)
+    assert recovery.trouble(has_good_state=True) == "rollback"
+    after_wait(recovery).pass_time(3199)
+    assert recovery.trouble(has_good_state=True) == "reset"
+    after_wait(recovery).pass_time(6399)
+    assert recovery.trouble(has_good_state=True) == "rollback"
+    assert recovery.rate == 0.25  # soon, from the source model
+    after_wait(recovery).pass_time(6400)  # a long calm
+    assert recovery.troubles == 0
 
 
 def test_a_good_state_that_leads_to_trouble_soon_is_given_up_before_the_rate_is_lowered():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -186,3 +188,42 @@ def test_diverse_answers_at_random_are_found_beside_a_confused_source_model():
     names = [watch.add(confusion(generator)[0], traffic(generator)) for _ in range(40)]
     assert watch.undoes_confusion
     assert set(names) & {"overruling", "disagreement"}
+
+
+def narrow_looks(adapt: Callable[[Tensor], Tensor], looks: int = 400) -> set[str | None]:
+    """Images of class 3: half of them surely recognised, the others taken for any class."""
+    generator = torch.Generator().manual_seed(6)
+    watch, names = Watch(16, 0.005, 10_000), set()
+    for number in range(looks):
+        source = torch.randn(16, CLASSES, generator=generator)
+        source[:8, 3] += 6
+        names.add(watch.add(source, adapt(source) if number > 20 else source))
+    assert watch.narrow
+    return names
+
+
+def test_in_narrow_traffic_more_classes_are_no_excuse():
+    """Elsewhere they are evidence for the adapted model, and it may overrule more."""
+    generator = torch.Generator().manual_seed(6)
+    for few, excused in ((True, False), (False, True)):
+        watch = Watch(16, 0.005, 10_000)
+        for _ in range(30):
+            source = torch.randn(16, CLASSES, generator=generator)
+            source[range(8), 3 if few else torch.randint(CLASSES, (8,), generator=generator)] += 8
+            adapted = source.clone()
+            if few:
+                adapted[:, 3] -= 4
+            else:
+                source[8:, :2] += 2  # in doubt, it drives all into two classes
+            watch.add(source, adapted)
+        assert watch.undoes_confusion == excused
+
+
+def test_in_narrow_traffic_it_is_trouble_to_see_more_classes():
+    def less_sure_of_three(source: Tensor) -> Tensor:
+        adapted = source.clone()
+        adapted[:, 3] -= 4
+        return adapted
+
+    assert narrow_looks(less_sure_of_three) - {None} <= {"spread", "overruling"}
+    assert "spread" in narrow_looks(less_sure_of_three)

@@ -75,6 +75,10 @@ class MeanDetector:
         self.mean = keep * self.mean + value
         self.weight = keep * self.weight + 1
 
+    def pass_by(self) -> None:
+        """Let a look pass that says nothing about the value; evidence ages."""
+        self.sums = [max(0.0, s - k) for s, k in zip(self.sums, REFERENCES, strict=True)]
+
     @property
     def level(self) -> float:
         """How far it is towards an alarm, which is at 1."""

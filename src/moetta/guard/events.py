@@ -10,7 +10,15 @@ from moetta.guard.watch import Look
 
 logger = logging.getLogger("moetta")
 
-REASONS = ("concentration", "overruling", "disagreement", "entropy", "drift", "non-finite")
+REASONS = (
+    "concentration",
+    "overruling",
+    "disagreement",
+    "entropy",
+    "drift",
+    "non-finite",
+    "spread",
+)
 ACTIONS = ("rollback", "reset", "resume", "calm")
 MODES = ("adapt", "hold", "source")
 EVENTS_KEPT = 100
@@ -22,8 +30,8 @@ class Event:
 
     Attributes:
         step: the call in which it was taken, from 1.
-        reason: what led to it: "concentration", "overruling", "disagreement", "entropy", "drift" or
-            "non-finite"; empty for "resume" and "calm", which only need time to pass.
+        reason: what led to it: "concentration", "spread", "overruling", "disagreement", "entropy",
+            "drift" or "non-finite"; empty for "resume" and "calm", which only need time to pass.
         action: "rollback" (to the last good state, and hold it), "reset" (to the source model, and
             serve that), "resume" (learn again), "calm" (raise the rate again).
         value: what was measured.

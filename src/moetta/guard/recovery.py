@@ -6,8 +6,8 @@ from moetta.guard.config import GuardConfig
 
 # The rate is raised again after this many waits without trouble.
 CALM_WAITS = 64
-# Trouble within this many waits of learning is too soon. An alarm costs a few batches, so at this
-# distance alarms cost little, even if they recur.
+# The first trouble is too soon within this many waits of learning, and each further one within
+# twice as many as the one before: however long the stream, those that are not are few.
 SOON_WAITS = 2
 
 
@@ -21,6 +21,7 @@ class Recovery:
         wait: images until learning resumes or, while it goes on, until the rate is raised.
         learnt: images since learning began or resumed.
         from_source: whether it began or resumed with the source model.
+        troubles: troubles while learning, since the last long calm.
     """
 
     def __init__(self, options: GuardConfig) -> None:
@@ -30,6 +31,7 @@ class Recovery:
         self.wait = 0
         self.learnt = 0
         self.from_source = True
+        self.troubles = 0
 
     @property
     def rate(self) -> float:
@@ -46,8 +48,9 @@ class Recovery:
         What is blamed: the good state, if it is in trouble while nothing is learnt, or soon after;
         the rate, if learning from the source model leads to trouble soon; else the traffic.
         """
-        soon = self.learnt < SOON_WAITS * self._options.cooldown
+        soon = self.learnt < SOON_WAITS * 2**self.troubles * self._options.cooldown
         holding = self.mode == "hold"
+        self.troubles += not holding
         if soon and self.from_source and not holding:
             self.level += 1
         reset = holding or not has_good_state or self.level > 1 or (soon and not self.from_source)
@@ -60,6 +63,8 @@ class Recovery:
         """Count images; returns "resume" or "calm" when the wait for it is over."""
         if self.mode == "adapt":
             self.learnt += images
+            if self.learnt >= CALM_WAITS * self._options.cooldown:
+                self.troubles = 0
         if self.wait == 0:
             return None
         self.wait = max(0, self.wait - images)

@@ -30,7 +30,7 @@ def collect(guard: Guard) -> dict[str, Tensor]:
     numbers = [
         guard.steps, recovery.level, MODES.index(recovery.mode), guard.good_is_source,
         recovery.wait, sampler.credit, guard.looks_since_good, guard.drift, sampler.probation,
-        recovery.learnt, recovery.from_source,
+        recovery.learnt, recovery.from_source, recovery.troubles,
         *(getattr(guard.totals, name) for name in _COUNTS),
     ]  # fmt: skip
     out = guard.adapter.state_dict()
@@ -61,7 +61,7 @@ def restore(guard: Guard, tensors: dict[str, Tensor]) -> None:
         events = [Event.of_numbers(row) for row in tensors["guard.events"].tolist()]
         counted = {
             name: value if name == "entropy" else int(value)
-            for name, value in zip(_COUNTS, values[11:], strict=True)
+            for name, value in zip(_COUNTS, values[12:], strict=True)
         }
         mode = MODES[int(values[2])]
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -79,6 +79,7 @@ def restore(guard: Guard, tensors: dict[str, Tensor]) -> None:
     recovery, sampler = guard.recovery, guard.sampler
     recovery.mode, recovery.level, recovery.wait = mode, int(values[1]), int(values[4])
     recovery.learnt, recovery.from_source = int(values[9]), bool(values[10])
+    recovery.troubles = int(values[11])
     sampler.credit, sampler.probation = values[5], int(values[8])
     losses = {k: float(v) for k, v in parts["loss"].items()}
     guard.totals = Totals(**counted, losses=losses)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
 from moetta.guard.sureness import TEMPERATURES, Sureness
+from moetta.guard.traffic import Traffic
 from moetta.guard.trust import EQUAL, TRUSTED, Trust, confidence_in_doubt
 
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
@@ -52,14 +53,17 @@ class Watch:
 
     def __init__(self, size: int, tolerance: float, interval: float) -> None:
         self.size, self.tolerance = size, tolerance
-        each = 4 * interval  # four detectors share the false alarms
+        # The detectors share the false alarms; the first two never rise together.
+        each = 4 * interval
         self.concentration = MeanDetector(each)
+        self.spread = MeanDetector(each)
         self.overruling = MeanDetector(each)
         self.entropy = MeanDetector(each)
         self.disagreement = RateDetector(each)
         # Made when the number of classes is known.
         self.frequencies: Frequencies | None = None
         self.overruled: Trust | None = None
+        self.traffic: Traffic | None = None
         self.sureness = Sureness()
         self.pending = torch.zeros(0, COLUMNS, dtype=torch.float64)
         self.looks = 0
@@ -69,6 +73,7 @@ class Watch:
     def _detectors(self) -> dict[str, MeanDetector | RateDetector]:
         return {
             "concentration": self.concentration,
+            "spread": self.spread,
             "overruling": self.overruling,
             "disagreement": self.disagreement,
             "entropy": self.entropy,
@@ -97,13 +102,18 @@ class Watch:
         """Whether the adapted predictions are more diverse than the source model's.
 
         A model that confuses classes predicts fewer of them. Learning that brings them back
-        overrules sure answers too, and is right to.
+        overrules sure answers too, and is right to. Not so where the images are of few classes.
         """
-        if self.frequencies is None:
+        if self.frequencies is None or self.narrow:
             return False
         # The mirror image of the loss of diversity that is trouble.
         classes = self.frequencies.counts.shape[1]
         return self.frequencies.gained > self.tolerance * math.log(classes)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the images are of few classes."""
+        return self.traffic is not None and self.traffic.narrow
 
     @property
     def temperature(self) -> float:
@@ -113,22 +123,26 @@ class Watch:
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
         source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
-        if self.frequencies is None or self.overruled is None:
-            self.frequencies = Frequencies(source_logits.shape[1])
-            self.overruled = Trust(source_logits.shape[1])
+        if self.frequencies is None or self.overruled is None or self.traffic is None:
+            classes = source_logits.shape[1]
+            self.frequencies, self.overruled = Frequencies(classes), Trust(classes)
+            self.traffic = Traffic(classes)
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
         rows = torch.stack((source_logits.argmax(-1), adapted_logits.argmax(-1), doubt), 1)
         sureness = self.sureness.measure(source_logits, adapted_logits)
         self.pending = torch.cat((self.pending, torch.cat((rows, sureness), 1)))
         while len(self.pending) >= self.size:
-            self._look(self.pending[: self.size], self.frequencies, self.overruled)
+            rows = self.pending[: self.size]
+            self._look(rows, self.frequencies, self.overruled, self.traffic)
             self.pending = self.pending[self.size :].clone()
             name, level = max(self.levels.items(), key=lambda item: item[1])
             if level >= 1:
                 return name
         return None
 
-    def _look(self, rows: Tensor, frequencies: Frequencies, overruled: Trust) -> None:
+    def _look(
+        self, rows: Tensor, frequencies: Frequencies, overruled: Trust, traffic: Traffic
+    ) -> None:
         source, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
         means = rows.mean(0)
         differ = source != adapted
@@ -143,6 +157,7 @@ class Watch:
         )
         frequencies.add(source, adapted)
         overruled.add(sure, differ)
+        traffic.add(source, sure)
         self.sureness.add(rows[:, SOURCE_ENTROPY:])
         classes = frequencies.counts.shape[1]
         largest = math.log(classes)
@@ -150,6 +165,11 @@ class Watch:
         floor = largest / (4 * self.size)
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
+        # Where the images are of few classes, errors make them look like more.
+        if traffic.narrow:
+            self.spread.update(-look.concentration - self.tolerance * largest, floor)
+        else:
+            self.spread.pass_by()
         # Half-way from overruling in doubt to overruling at random, or further for good reason.
         mean = float(sure.mean())
         least = 1 - TRUSTED if self.undoes_confusion else EQUAL
@@ -174,6 +194,7 @@ class Watch:
             self.frequencies.counts = counts[:1].repeat(2, 1)
         if self.overruled is not None:
             self.overruled = Trust(self.overruled.classes)
+        # What the traffic is like is still known.
         self.sureness = Sureness()
         self.pending = self.pending[:0].clone()
         self.looks = 0
@@ -191,6 +212,9 @@ class Watch:
         if self.frequencies is not None and self.overruled is not None:
             out["frequencies"] = self.frequencies.counts.clone()
             out["overruled"] = self.overruled.sums.clone()
+        if self.traffic is not None:
+            out["traffic"] = self.traffic.counts.clone()
+            out["traffic.looks"] = torch.tensor([self.traffic.looks, self.traffic.narrow])
         return out
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -201,9 +225,13 @@ class Watch:
         self.sureness.sums = state["sureness"].detach().cpu().clone()
         self.looks = int(state["looks"])
         self.last = None
-        self.frequencies = self.overruled = None
+        self.frequencies = self.overruled = self.traffic = None
         if "frequencies" in state:
             counts = state["frequencies"].detach().cpu().clone()
             self.frequencies, self.overruled = Frequencies(counts.shape[1]), Trust(counts.shape[1])
             self.frequencies.counts = counts
             self.overruled.sums = state["overruled"].detach().cpu().clone()
+            self.traffic = Traffic(counts.shape[1])
+            self.traffic.counts = state["traffic"].detach().cpu().clone()
+            looks, narrow = state["traffic.looks"].tolist()
+            self.traffic.looks, self.traffic.narrow = looks, bool(narrow)
