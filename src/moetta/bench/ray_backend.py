@@ -138,6 +138,7 @@ class OnRay:
         ray = import_ray()
         try:
             ended, _ = ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0.2)
+            dead = [node["NodeID"] for node in ray.nodes() if not node["Alive"]]
         except (ConnectionError, ray.exceptions.RaySystemError) as error:
             raise ConnectionError(
                 f"the connection to Ray was lost ({error}); finished runs are kept, and the same "
@@ -146,15 +147,14 @@ class OnRay:
         for ref in ended:
             ticket = self._tasks.pop(ref)
             self._results[ticket] = self._outcome(ref)
-        self._relaunch_lost()
+        self._relaunch_lost(dead)
         return self._collect()
 
-    def _relaunch_lost(self) -> None:
+    def _relaunch_lost(self, dead: list[str]) -> None:
         """Start those cells again that Ray leaves with a node that it knows to be dead."""
         ray = import_ray()
-        for node in ray.nodes():
-            if not node["Alive"]:
-                self._dead.setdefault(node["NodeID"], time.monotonic())
+        for node in dead:
+            self._dead.setdefault(node, time.monotonic())
         given_up = {n for n, seen in self._dead.items() if time.monotonic() - seen > LOST_SECONDS}
         for ref, ticket in list(self._tasks.items()):
             if self._nodes.get(ticket) in given_up:
