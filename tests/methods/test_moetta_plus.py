@@ -101,10 +101,90 @@ def test_the_diversity_term_has_the_gradient_of_the_averages_entropy() -> None:
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("lr", [0.03, 30.0])
+def test_steps_equal_a_recomputation(lr: float) -> None:
+    """Five steps from the formulas; at the high rate the stride decides about every step."""
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.LayerNorm(6), nn.Linear(6, 8), nn.LayerNorm(8), nn.Flatten(), nn.Linear(8, 4)
+    )
+    first, middle, late, _, head = model
+    config = {"lr": lr, "stride": 0.02, "radius": 0.1, "pull": 0.1, "shared": 0.5, "horizon": 40}
+    adapter = moetta.adapt(
+        model, "moetta_plus", balanced=False, shrink=5.0, diversity=2.0, **config, **SMALL
+    )
+    scale = late.weight.detach().norm()  # type: ignore[union-attr]
+    offset = torch.zeros(2, 16)  # of scale, then of shift
+    velocity = torch.zeros(2, 16)
+    sums, counts = torch.zeros(2, 8), torch.zeros(2)
+    marginal, mean_entropy = torch.full((4,), 0.25), 0.0
+    by_style = torch.full((2, 4), 0.25)
+    shortened = 0
+    for turn in range(1, 6):
+        x = 2 * torch.randn(10, 1, 6, generator=torch.Generator().manual_seed(turn))
+        logits = adapter(x)
+        assert adapter.last is not None
+        style = adapter.last.routing["style"].flatten()
+        one = nn.functional.one_hot(style, 2).float()
+        leaf = offset.clone().requires_grad_()
+        hidden = middle(first(x))[:, 0]
+        normed = nn.functional.layer_norm(hidden, (8,))
+        gamma, beta = (late.weight + leaf[style, :8], late.bias + leaf[style, 8:])
+        phi = normed * gamma + beta
+        sums, counts = sums + one.T @ phi.detach(), counts + one.sum(0)
+        overall = sums.sum(0) / counts.sum()
+        centres = (sums + 5 * overall) / (counts + 5)[:, None]
+        z = head(phi) - (centres @ head.weight.T).detach()[style]  # type: ignore[operator]
+        torch.testing.assert_close(logits, z.detach(), rtol=1e-4, atol=1e-5)
+        p = z.softmax(1)
+        entropies = -(p * p.log()).sum(1)
+        mean_entropy += (float(entropies.detach().mean()) - mean_entropy) / turn
+        chosen = entropies.detach() <= mean_entropy
+        weight = (1.0 - entropies.detach()).exp()
+        loss = (weight * entropies)[chosen].mean()
+        marginal = 0.75 * marginal + 0.25 * p.detach().mean(0)
+        for k in range(2):
+            if (style == k).any():
+                part = min(1.0, int((style == k).sum()) / 20)  # half of the horizon for each style
+                by_style[k] = (1 - part) * by_style[k] + part * p.detach()[style == k].mean(0)
+        logs = ((marginal + by_style[style]) / 2).log()
+        loss = loss + 2 * (p * (logs - logs.mean(1, keepdim=True))).sum(1).mean()
+        (grad,) = torch.autograd.grad(10 / 64 * loss, leaf)
+        grad = grad + 0.5 * grad.sum(0)
+        grad = grad * (1 - (offset.norm(dim=1) / (0.1 * scale)) ** 2)[:, None]
+        velocity = 0.9 * velocity + grad
+        step = -lr * velocity
+        for k in range(2):
+            most = 0.02 * 10 / 64 * scale
+            if step[k].norm() > most:
+                step[k] *= most / step[k].norm()
+                shortened += 1
+        offset = (offset + step) * (1 - 0.1 * 10 / 64)
+        mine = torch.cat((adapter.experts()["2"][0], adapter.experts()["2"][1]), 1).detach()
+        torch.testing.assert_close(mine, offset, rtol=1e-3, atol=1e-6)
+    assert shortened == (10 if lr > 1 else 0)
+
+
+def test_no_rate_moves_an_expert_further_than_the_stride() -> None:
+    for lr in (0.1, 10.0):
+        adapter = moetta.adapt(small_vit(), "moetta_plus", lr=lr, stride=1e-4, **SMALL)
+        adapter(images(64, 0))
+        squares = sum(
+            w.detach().square().sum(1) + b.detach().square().sum(1)
+            for w, b in adapter.experts().values()
+        )
+        scale = sum(
+            float(small_vit().get_submodule(name).weight.detach().square().sum())  # type: ignore[union-attr, operator, misc]
+            for name in adapter.experts()
+        )
+        assert isinstance(squares, Tensor)
+        assert float(squares.max().sqrt()) <= 1e-4 * scale**0.5 * (1 + 1e-4)
+
+
 @pytest.mark.parametrize("radius", [0.01, 0.05])
 def test_no_expert_goes_beyond_the_radius(radius: float) -> None:
     model = small_vit()
-    adapter = moetta.adapt(model, "moetta_plus", lr=5.0, radius=radius, **SMALL)
+    adapter = moetta.adapt(model, "moetta_plus", lr=5.0, stride=0, radius=radius, **SMALL)
     for turn in range(6):
         adapter(images(8, turn))
     squares = torch.zeros(2)

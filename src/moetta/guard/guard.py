@@ -81,6 +81,7 @@ class Guard(Adapter):
         self.reference = Reference(adapter)
         self.on_prediction: Callable[[Tensor], None] | None = adapter.on_prediction
         self._paused = False
+        self._blank = False  # whether there is nothing to learn from the present batch
         self._snapshot: dict[str, Tensor] | None = None
         self._start_over()
 
@@ -193,7 +194,7 @@ class Guard(Adapter):
             checked.append(self._check(inputs, logits))
             self._answer(checked[0].logits)
 
-        hold = self.mode == "hold"
+        hold, self._blank = self.mode == "hold", False
         learning = (
             self.adapter.paused()
             if hold
@@ -205,8 +206,8 @@ class Guard(Adapter):
         report = self.adapter.last
         assert report is not None
         report = replace(report, forwards=report.forwards + extra)
-        if hold:
-            report = replace(report, skipped="guard: hold")
+        if hold or self._blank:
+            report = replace(report, skipped="guard: hold" if hold else "guard: blank images")
         if weight < 1:
             report = replace(report, entropy=entropy(logits))
         if trouble is None and not all(map(finite, self.adapter.trained.values())):
@@ -230,6 +231,8 @@ class Guard(Adapter):
 
     def _kept(self, size: int) -> float:
         """The share of the step on so many images that is kept."""
+        if self._blank:
+            return 0.0
         # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
         # Without it one image moves the model as far as a batch of 64.
         return self.rate * min(1.0, size / self.options.sample)
@@ -245,7 +248,8 @@ class Guard(Adapter):
         if len(index) == 0:
             return Answer(logits)
         source = self.reference.logits(inputs.select(index))
-        trouble = self._trouble(source, logits[index])
+        self._blank = self.watch.tells_little(source)
+        trouble = None if self._blank else self._trouble(source, logits[index])
         weight = 0.0 if trouble is not None else self.watch.trust
         known = source[index.argsort()] if len(index) == len(inputs) else None
         answer = self._weighted(inputs, logits, weight, trouble, known)

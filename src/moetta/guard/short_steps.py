@@ -16,12 +16,16 @@ def shortened(adapter: Adapter, share: Callable[[], float]) -> Iterator[None]:
 
     Args:
         adapter: what learns.
-        share: called after the step, so that it may depend on what was seen before the update.
+        share: called after the step, so that it may depend on what was seen before the update. If
+            it is 0, everything is as before the step, momentum and running means included.
     """
+    state = adapter.state_dict()
     before = [p.detach().clone() for p in adapter.trained.values()]
     yield
     kept = share()
-    if kept < 1:
+    if kept == 0:
+        adapter.load_state_dict(state)
+    elif kept < 1:
         with torch.no_grad():
             for parameter, start in zip(adapter.trained.values(), before, strict=True):
                 parameter.copy_(torch.lerp(start, parameter, kept))

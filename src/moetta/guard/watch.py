@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
+from moetta.guard.information import Information
 from moetta.guard.sureness import TEMPERATURES, Sureness
 from moetta.guard.traffic import Traffic
 from moetta.guard.trust import EQUAL, TRUSTED, Trust, confidence_in_doubt
@@ -65,6 +66,7 @@ class Watch:
         self.overruled: Trust | None = None
         self.traffic: Traffic | None = None
         self.sureness = Sureness()
+        self.information = Information(size)
         self.pending = torch.zeros(0, COLUMNS, dtype=torch.float64)
         self.looks = 0
         self.last: Look | None = None
@@ -119,6 +121,13 @@ class Watch:
     def temperature(self) -> float:
         """The temperature at which the adapted model is as sure as the source model."""
         return self.sureness.temperature
+
+    def tells_little(self, source_logits: Tensor) -> bool:
+        """Whether the source model can hardly tell these images apart, compared with others.
+
+        Then its answers say nothing about the adapted model either, and are not to be added.
+        """
+        return self.information.add(source_logits)
 
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
@@ -208,6 +217,7 @@ class Watch:
         }
         out["pending"] = self.pending.clone()
         out["sureness"] = self.sureness.sums.clone()
+        out["information"] = self.information.sums.clone()
         out["looks"] = torch.tensor(self.looks)
         if self.frequencies is not None and self.overruled is not None:
             out["frequencies"] = self.frequencies.counts.clone()
@@ -223,6 +233,7 @@ class Watch:
             detector.restore(state[f"detector.{name}"].tolist())
         self.pending = state["pending"].detach().cpu().clone()
         self.sureness.sums = state["sureness"].detach().cpu().clone()
+        self.information.sums = state["information"].detach().cpu().clone()
         self.looks = int(state["looks"])
         self.last = None
         self.frequencies = self.overruled = self.traffic = None

@@ -17,6 +17,7 @@ from moetta.core.objective import Step
 from moetta.methods.registry import Drawn, register
 from moetta.nn.centres import CentredHead
 from moetta.nn.head import find_head
+from moetta.nn.leash import Leash
 from moetta.nn.moe import shared_gradients, with_experts
 from moetta.nn.norms import find_norms
 from moetta.nn.styles import Styles
@@ -36,13 +37,16 @@ class MoETTAPlusConfig(SGDConfig):
     2. *Centres by style.* The running mean feature of an image's style is subtracted before the
        classifier. This needs no gradient and cannot run away.
     3. *Diversity.* Single predictions should be certain, but recent predictions together should be
-       spread over the classes. Entropy alone collapses where this does not.
-    4. *Leash.* After each step the experts give back a small share of their offsets, and none moves
-       further from the source model than a radius, at any rate and over any stream.
+       spread over the classes, in all styles together and in each one. Entropy alone collapses
+       where this does not.
+    4. *Leash.* No expert moves further than a stride per step, or than a radius in all; the nearer
+       it is to the radius, the less it still learns, and it gives back a small share of its offset
+       after each step. This holds at any rate and over any stream.
 
     Attributes:
         seed: seed of the first style centres.
-        lr: learning rate of the experts, for batches of 64 images.
+        lr: learning rate of the experts, for batches of 64 images. Where it is too high, the
+            stride takes over.
         styles: number of styles, and of experts in each layer.
         style_layer: index of the norm layer whose input shows the style. Early layers do; late ones
             show the class. None is an eighth of the way in, but never the first. Layers before it
@@ -56,32 +60,35 @@ class MoETTAPlusConfig(SGDConfig):
         e0: reference of the weight exp(e0 - H), in nats. It does not grow with the number of
             classes, so that a rate means the same step for 10 classes and for 1000.
         diversity: weight of the diversity term.
-        horizon: how many images the average prediction remembers.
+        horizon: how many images the average predictions remember, over all styles.
         pull: share of its offset that every expert gives back per 64 images.
         radius: largest norm of an expert's offsets over all layers, as a share of the norm of the
             layers' own scales; 0 sets no limit.
+        stride: how far an expert may move per 64 images, as a share of the same norm; 0 sets no
+            limit.
     """
 
-    lr: float = 1e-2
+    lr: float = 3e-2
     styles: int = 8
     style_layer: int | None = None
     style_warmup: int = 256
     style_memory: int = 1000
     shrink: float = 64.0
     balanced: bool = True
-    shared: float = 1.0
+    shared: float = 0.2
     e0: float = 1.0
     diversity: float = 1.0
     horizon: int = 6400
-    pull: float = 0.01
-    radius: float = 0.04
+    pull: float = 0.003
+    radius: float = 0.03
+    stride: float = 3e-4
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
         positive(self, "styles", "style_warmup", "style_memory", "shrink", "e0", "horizon")
         share(self, "pull", "shared")
-        for name in ("diversity", "radius"):
+        for name in ("diversity", "radius", "stride"):
             value = getattr(self, name)
             require(value >= 0, f"{name} must be at least 0, got {value}")
         require(
@@ -146,12 +153,16 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
         self.optimizer = config.sgd(self.make_trainable(trained))
         weights = [norm.module.get_parameter("weight") for norm in norms[index:]]
         scales = [weight.detach().float().square().sum() for weight in weights]
-        self._rim = config.radius * torch.stack(scales).sum().sqrt()
+        scale = torch.stack(scales).sum().sqrt()
+        self._leash = Leash(scale, config.radius, config.stride, config.pull)
         options: dict[str, Any] = {"device": self.device, "dtype": torch.float32}
         self.running |= {
             "entropy": torch.zeros((), **options),
             "batches": torch.zeros((), **options),
             "marginal": torch.full((head.out_features,), 1 / head.out_features, **options),
+            "style_marginal": torch.full(
+                (config.styles, head.out_features), 1 / head.out_features, **options
+            ),
         }
 
     @property
@@ -197,18 +208,16 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
         weight = reliability(entropies, config.e0)
         losses = {"entropy": masked_mean(weight * entropies, selected)}
         p = logits.float().softmax(-1)
-        fresh = min(1.0, len(p) / config.horizon)
-        running["marginal"] = running["marginal"].lerp(p.detach().mean(0), fresh)
-        losses["diversity"] = config.diversity * diversity(p, running["marginal"])
+        running |= self._marginals(p.detach())
+        typical = (running["marginal"] + running["style_marginal"]) / 2
+        losses["diversity"] = config.diversity * diversity(p, self.styles.whole @ typical)
         portion = min(1.0, len(inputs) / FULL_BATCH)
         total = portion * torch.stack([*losses.values()]).sum()
         # Early activations may overflow where the logits do not.
         sound = all(bool(torch.isfinite(value).all()) for value in running.values())
         grads = self.gradients(total) if sound else None
         if grads is not None:
-            named = dict(zip(self.trained, grads, strict=True))
-            self.step_along(shared_gradients(named, config.shared))
-            self._leash(portion)
+            self._move(grads, portion)
             self.running |= running
         return Step(
             logits,
@@ -221,23 +230,32 @@ class MoETTAPlus(Adapter[MoETTAPlusConfig]):
             skipped="non-finite loss or gradient" if grads is None else None,
         )
 
-    @torch.no_grad()
-    def _leash(self, portion: float) -> None:
-        """Pull the experts back a little, and those beyond the radius onto it."""
+    def _marginals(self, p: Tensor) -> dict[str, Tensor]:
+        """The average prediction of all images, and of each style's, with these."""
+        running, one = dict[str, Any](self.running), self.styles.whole
+        horizon = self.config.horizon
+        count = one.sum(0)[:, None]
+        means = one.T @ p / count.clamp(min=1)
+        fresh = (count * self.config.styles / horizon).clamp(max=1)
+        return {
+            "marginal": running["marginal"].lerp(p.mean(0), min(1.0, len(p) / horizon)),
+            "style_marginal": running["style_marginal"].lerp(means, fresh),
+        }
+
+    def _move(self, grads: list[Tensor], portion: float) -> None:
+        """One step of the experts, on their leash."""
         offsets = [*self.trained.values()]
-        keep = torch.full((self.config.styles, 1), 1 - self.config.pull * portion).to(offsets[0])
-        if self.config.radius:
-            far = torch.stack([offset.square().sum(1) for offset in offsets]).sum(0).sqrt()
-            keep = keep.minimum((self._rim / far.clamp(min=1e-12))[:, None])
-        for offset in offsets:
-            offset.mul_(keep)
+        before = [offset.detach().clone() for offset in offsets]
+        grads = shared_gradients(dict(zip(self.trained, grads, strict=True)), self.config.shared)
+        self.step_along(self._leash.braked(offsets, grads))
+        self._leash.hold(offsets, before, portion)
 
 
 def diversity(probabilities: Tensor, marginal: Tensor) -> Tensor:
-    """The term against frequent classes, given the average prediction m, a constant.
+    """The term against frequent classes, given each sample's average prediction m, a constant.
 
     The entropy of m has the gradient -log m, up to a constant, for each prediction p in it: the
-    term is the mean of p log m. One batch shows few of many classes, so m is a running average.
+    term is the mean of p · log m. One batch shows few of many classes, so m is a running average.
     """
     logs = (marginal + 1e-8).log()
-    return (probabilities @ (logs - logs.mean())).mean()
+    return (probabilities * (logs - logs.mean(-1, keepdim=True))).sum(-1).mean()
