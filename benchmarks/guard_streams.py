@@ -88,6 +88,7 @@ class Cifar:
             parts = [d.read(part)[0] for d in corrupted(clean, CLASSICAL) for part in rows]
             self.images = torch.cat(parts).numpy()
             if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
                 np.save(file, self.images)
         self.labels = clean.labels.repeat(len(CLASSICAL))
         train = cifar10(data, "train")
