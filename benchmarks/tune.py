@@ -19,7 +19,7 @@ layers, and the shipped models have too few to spare any.
 Trials are kept in a file: an interrupted search continues where it stopped, and several processes
 may share the work. The choices for the models named are written to ``src/moetta/zoo/tuned.toml``.
 
-    python benchmarks/tune.py --models digits-vit digits-convnext
+    python benchmarks/tune.py --models digits-vit digits-convnext digits-resnet
     python benchmarks/tune.py --models cifar-vit cifar-convnext --data FOLDER_WITH_CIFAR10
     python benchmarks/tune.py --no-search --models digits-vit
 """
@@ -66,7 +66,13 @@ Trial = Mapping[str, Any]  # a line of the file
 class Tune:
     """What to search."""
 
-    models: tuple[str, ...] = ("digits-vit", "digits-convnext", "cifar-vit", "cifar-convnext")
+    models: tuple[str, ...] = (
+        "digits-vit",
+        "digits-convnext",
+        "digits-resnet",
+        "cifar-vit",
+        "cifar-convnext",
+    )
     methods: tuple[str, ...] = ()
     """By default every method that has a learning rate."""
     data: Path | None = None
