@@ -29,7 +29,7 @@ from helpers.models import (
 )
 from helpers.trials import LEARNS_NOTHING, METHODS, assert_finite, assert_same, eager, learnt, make
 from moetta.core.functional import entropy
-from moetta.testing.check import difference
+from moetta.testing.evidence import difference
 
 LEARNERS = [m for m in METHODS if m not in LEARNS_NOTHING]
 every = pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import moetta
 from helpers.models import FAMILIES, VIT, Family, call
-from moetta.testing.check import portrait
+from moetta.testing.evidence import portrait
 
 __all__ = ["METHODS", "assert_same", "make", "portrait"]
 

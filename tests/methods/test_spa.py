@@ -48,7 +48,7 @@ def test_no_drop_returns_the_image() -> None:
     torch.testing.assert_close(view, x, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_agrees_with_plain_autograd() -> None:
+def test_several_steps_agree_with_plain_autograd() -> None:
     """Three steps with both views drawn by the test from the same random numbers."""
     lr, rate = 0.02, 0.05
     plain = Plain(small_vit().double(), lr=lr)

@@ -15,7 +15,7 @@ from moetta.core.functional import entropy
 from moetta.methods import find, registry
 from moetta.methods.tent import Tent
 from moetta.testing import FAMILIES, BrokenPromises, Family, check_method
-from moetta.testing.check import difference
+from moetta.testing.evidence import difference
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from moetta.figures.draw import (
     Curve,
     bars,
     draw_lines,
-    heat_map,
-    heat_maps,
     label_points,
     lines,
     points,
 )
+from moetta.figures.heat_maps import heat_map, heat_maps
 from moetta.figures.save import render, save
 from moetta.figures.theme import (
     FAINT,

@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 WIDTH = 4.6  # inches; labels stay legible on a phone
+NAMES = 22  # characters of a name beside the axes
 INK, GRID, FAINT = "#23272e", "#dfe2e6", "#a9aeb6"
 
 # The markers tell lines apart where the colours cannot.

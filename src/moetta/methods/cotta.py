@@ -61,6 +61,7 @@ class CoTTAConfig(PixelConfig, SGDConfig):
         2022,
     ),
     drawn=Drawn("#0a7f96", "#4fcbe0", "v", "--"),
+    needs="images",
     cost="3 forwards (34 for uncertain batches), 1 backward",
     paper_row=3,
 )

@@ -117,6 +117,7 @@ def smoothed_prior(probabilities: Tensor) -> Tensor:
         2024,
     ),
     drawn=Drawn("#1d4ed8", "#7aa2ff", "X"),
+    needs="images",
     cost="1.5 forwards, 1 backward",
 )
 class ROID(NormAffineAdapter[ROIDConfig]):
