@@ -34,6 +34,7 @@ import contextlib
 import fcntl
 import json
 import math
+import re
 import statistics
 import time
 import tomllib
@@ -382,14 +383,26 @@ def table(options: Tune, model: str, methods: list[str]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def sections(text: str) -> dict[str, str]:
+    """The parts of a settings file by model, with their notes."""
+    found, owner = dict[str, str](), ""
+    for line in text.splitlines(keepends=True):
+        if start := re.match(r"(?:# |\[)([\w-]+)[.:]", line):
+            owner = start[1]
+        found[owner] = found.get(owner, "") + line
+    return found
+
+
 def write(options: Tune, methods: list[str]) -> None:
     """Write the choices for the models of the options; all else keeps its present settings."""
-    present = tomllib.loads(options.toml.read_text()) if options.toml.exists() else {}
+    before = options.toml.read_text() if options.toml.exists() else ""
+    present, unchanged = tomllib.loads(before), sections(before)
     text = HEADER
     for model in zoo.available():
-        choices, none = dict[str, Choice](), baseline(options, model)
-        if model in options.models:
-            choices = decided(options, model, methods)
+        if model not in options.models:
+            text += unchanged.get(model, "")
+            continue
+        choices, none = decided(options, model, methods), baseline(options, model)
         if choices and none is not None:
             mean = statistics.mean(t["accuracy"] for t in none.values())
             images = none[SEEDS[0]]["samples"]

@@ -122,6 +122,8 @@ def test_what_is_on_file_decides_what_is_shipped(tune: ModuleType, tmp_path: Pat
     toml.write_text(shipped.read_text())
     tune.main(tune.Tune(search=False, toml=toml))
     assert toml.read_text() == shipped.read_text()
+    tune.main(tune.Tune(search=False, toml=toml, models=("digits-vit",)))
+    assert toml.read_text() == shipped.read_text()  # other models keep their notes too
 
 
 def test_a_trial_records_quarters_and_undecided_settings_stay(
