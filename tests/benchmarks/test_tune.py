@@ -66,6 +66,17 @@ def test_rates_above_a_hopeless_one_are_not_tried(tune: ModuleType) -> None:
     assert max(lr for lr, _ in asked) == 1e-2
 
 
+def test_a_rate_far_below_noadapt_is_climbed_over_while_accuracy_rises(tune: ModuleType) -> None:
+    """As with BatchNorm, where the statistics of a batch alone cost more than a point."""
+    accuracy = {1e-4: 67.0, 3e-4: 67.1, 1e-3: 68.0, 3e-3: 68.5, 1e-2: 71.0, 3e-2: 72.0, 0.1: 60.0}
+    choice, asked = settle(tune, accuracy, {})
+    assert [lr for lr, _ in asked[:6]] == [1e-3, 3e-4, 3e-3, 1e-2, 3e-2, 0.1]
+    assert choice.lr == 1e-2
+    choice, asked = settle(tune, {**accuracy, 3e-3: 68.0}, {})  # no better than 1e-3
+    assert (choice.lr, choice.passed) == (1e-4, False)
+    assert max(lr for lr, _ in asked) == 3e-3
+
+
 def test_a_last_quarter_below_noadapt_drops_a_rate_and_its_lower_neighbour(
     tune: ModuleType,
 ) -> None:
@@ -111,6 +122,8 @@ def test_what_is_on_file_decides_what_is_shipped(tune: ModuleType, tmp_path: Pat
     toml.write_text(shipped.read_text())
     tune.main(tune.Tune(search=False, toml=toml))
     assert toml.read_text() == shipped.read_text()
+    tune.main(tune.Tune(search=False, toml=toml, models=("digits-vit",)))
+    assert toml.read_text() == shipped.read_text()  # other models keep their notes too
 
 
 def test_a_trial_records_quarters_and_undecided_settings_stay(

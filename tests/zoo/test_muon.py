@@ -60,6 +60,7 @@ def test_each_parameter_has_one_optimiser(name):
         assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
         assert len(found) == (2 if kind == "muon" else 1)
     matrices = {k for k, p in model.named_parameters() if is_matrix(k, p)}
-    assert any("mlp.fc1" in k for k in matrices)
+    assert any("mlp.fc1" in k or "layer1.0.conv1" in k for k in matrices)
+    assert not [k for k in matrices if k.startswith("fc.")]  # a ResNet's head
     unfit = ("head", "conv_dw", "cls_token", "pos_embed", "bias", "norm")
     assert not [k for k in matrices if any(word in k for word in unfit)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from moetta.zoo.networks import ConvNeXtShape, ViTShape
+from moetta.zoo.networks import ConvNeXtShape, ResNetShape, ViTShape
 
 
 @pytest.mark.parametrize("convs", [1, 2])
@@ -28,3 +28,14 @@ def test_a_stem_halves_the_image_once_for_each_width(shape, convs):
     assert tokens.numel() == 24 * 4 * 4
     with pytest.raises(ValueError, match="24"):
         replace(shape, stem_widths=(8, 16, 20)).build(10)
+
+
+def test_a_resnet_halves_the_image_in_its_stem_and_before_each_later_stage():
+    model = ResNetShape(dims=(8, 16, 24, 32)).build(10)
+    x = model.maxpool(model.act1(model.bn1(model.conv1(torch.zeros(1, 3, 32, 32)))))
+    sizes = []
+    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+        x = stage(x)
+        sizes.append((x.shape[1], x.shape[2]))
+    assert sizes == [(8, 16), (16, 8), (24, 4), (32, 2)]
+    assert any(isinstance(m, nn.BatchNorm2d) for m in model.modules())

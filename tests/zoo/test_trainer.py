@@ -3,11 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from moetta.zoo.networks import ViTShape
+from moetta.zoo.networks import ResNetShape, ViTShape
 from moetta.zoo.recipes import RECIPES, Augment
 from moetta.zoo.train_and_measure import training_batches
-from moetta.zoo.trainer import Trainer, augment, epochs, learning_rate
+from moetta.zoo.trainer import Trainer, augment, epochs, learning_rate, normalise
 
 TINY = replace(
     RECIPES["digits-vit"],
@@ -37,9 +38,13 @@ def test_training_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_a_resumed_training_ends_exactly_as_an_unbroken_one(tmp_path, optimiser):
-    made_by = replace(TINY, optimiser=optimiser)
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"optimiser": "muon"}, {"shape": ResNetShape(dims=(8, 8, 8, 8))}],
+    ids=["adamw", "muon", "batch-norm"],
+)
+def test_a_resumed_training_ends_exactly_as_an_unbroken_one(tmp_path, change):
+    made_by = replace(TINY, **change)
     batches = training_batches(made_by, None)
     unbroken = Trainer(made_by)
     unbroken.fit(batches, None)
@@ -54,6 +59,38 @@ def test_a_resumed_training_ends_exactly_as_an_unbroken_one(tmp_path, optimiser)
     assert second.first_losses == unbroken.first_losses
     for name, value in unbroken.average.items():
         assert torch.equal(value, second.average[name]), name
+
+
+def test_batch_statistics_are_those_of_the_averaged_weights():
+    made_by = replace(TINY, shape=ResNetShape(dims=(8, 8, 8, 8)))
+    batches = training_batches(made_by, None)
+    trainer = Trainer(made_by)
+    trainer.fit(batches, None)
+    torch.manual_seed(5)
+    weights = trainer.averaged(batches, count=2)
+    expected = torch.rand(1, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.rand(1), expected)  # the global generator was left alone
+    model = made_by.shape.build(made_by.classes)
+    model.load_state_dict(trainer.average)
+    assert isinstance(model.conv1, nn.Sequential)
+    first, seen = model.conv1[0], []
+    for step in (4, 5):  # the last two of six
+        with torch.no_grad():
+            seen.append(first(normalise(batches(step)[0], made_by)).transpose(0, 1).flatten(1))
+    mean = torch.stack([x.mean(1) for x in seen]).mean(0)
+    var = torch.stack([x.var(1) for x in seen]).mean(0)
+    torch.testing.assert_close(weights["conv1.1.running_mean"], mean)
+    torch.testing.assert_close(weights["conv1.1.running_var"], var)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(weights[name], parameter), name
+
+
+def test_without_batch_norm_the_average_is_what_is_kept():
+    trainer, batches = Trainer(TINY), training_batches(TINY, None)
+    trainer.advance(batches)
+    kept = trainer.averaged(batches)
+    assert kept.keys() == trainer.average.keys()
+    assert all(torch.equal(kept[name], value) for name, value in trainer.average.items())
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):

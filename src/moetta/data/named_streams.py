@@ -145,8 +145,8 @@ def check_suits_embedded(model: nn.Module) -> None:
     except ValueError as error:
         raise ValueError(
             f"this model was not made for the embedded benchmark ({side} x {side} pixels, mean "
-            f"{embedded.MEAN[0]}, std {embedded.STD[0]}): use digits-vit or digits-convnext there, "
-            "or name the folder of the model's own data with --data"
+            f"{embedded.MEAN[0]}, std {embedded.STD[0]}): use digits-vit, digits-convnext or "
+            "digits-resnet there, or name the folder of the model's own data with --data"
         ) from error
 
 

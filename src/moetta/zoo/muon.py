@@ -67,6 +67,6 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
 
     A depthwise convolution is a stack of small filters, not a matrix.
     """
-    if name.startswith("head") or parameter.ndim not in (2, 4):
+    if name.startswith(("head", "fc.")) or parameter.ndim not in (2, 4):
         return False
     return parameter.ndim == 2 or parameter.shape[1] > 1

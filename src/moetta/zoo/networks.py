@@ -10,6 +10,7 @@ from typing import Any
 
 from timm.layers.norm import LayerNorm2d
 from timm.models.convnext import ConvNeXt
+from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -163,3 +164,29 @@ class ConvNeXtShape:
             layers += [nn.GELU()] if layers else []
             layers += [nn.Conv2d(width, out, 3, stride=stride, padding=1), LayerNorm2d(out)]
         return nn.Sequential(*layers)
+
+
+@dataclass(frozen=True)
+class ResNetShape:
+    """A small timm ``ResNet`` with BatchNorm.
+
+    Its stem, three 3 x 3 convolutions, halves the image once: a ResNet's usual stem would leave
+    8 x 8 positions of an image of 32 pixels to the first stage.
+    """
+
+    dims: tuple[int, int, int, int] = (32, 64, 96, 128)
+    depths: tuple[int, int, int, int] = (1, 1, 1, 1)
+    image: int = 32
+
+    def build(self, classes: int) -> nn.Module:
+        """The untrained network; its initial weights come from torch's global generator."""
+        model = ResNet(
+            BasicBlock,  # type: ignore[arg-type]  # timm means the class
+            self.depths,
+            num_classes=classes,
+            channels=self.dims,
+            stem_type="deep",
+            stem_width=self.dims[0] // 2,
+        )
+        model.maxpool = nn.Identity()  # type: ignore[assignment]
+        return model

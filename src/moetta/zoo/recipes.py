@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from moetta.suggest import nearest
-from moetta.zoo.networks import ConvNeXtShape, ViTShape
+from moetta.zoo.networks import ConvNeXtShape, ResNetShape, ViTShape
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Recipe:
     data: str
     """``"digits"`` (the embedded benchmark) or a key of `moetta.data.catalogue.SMALL_SETS`."""
     classes: int
-    shape: ViTShape | ConvNeXtShape
+    shape: ViTShape | ConvNeXtShape | ResNetShape
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     steps: int
@@ -111,6 +111,12 @@ RECIPES: dict[str, Recipe] = {
                 dims=(32, 64, 128, 160), depths=(2, 2, 2, 1), kernel=5, stem_stride=4
             ),
             steps=2_000,
+            **_DIGITS,
+        ),
+        Recipe(
+            name="digits-resnet",
+            shape=ResNetShape(),
+            steps=1_200,
             **_DIGITS,
         ),
         Recipe(

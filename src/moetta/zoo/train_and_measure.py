@@ -68,7 +68,7 @@ def train_model(
     if checkpoint.exists():
         trainer.load(checkpoint)
     trainer.fit(batches, checkpoint, report)
-    found = finish(trainer, out, data)
+    found = finish(trainer, batches, out, data)
     checkpoint.unlink(missing_ok=True)
     return found
 
@@ -98,10 +98,15 @@ def _photos(
     return images, domain.labels
 
 
-def finish(trainer: Trainer, out: Path, data: Path | None = None) -> dict[str, Any]:
+def finish(
+    trainer: Trainer, batches: Batches, out: Path, data: Path | None = None
+) -> dict[str, Any]:
     """Writes the averaged weights as float16, and a card with the accuracy of these weights."""
     made_by = trainer.recipe
-    weights = {key: value.half().contiguous() for key, value in trainer.average.items()}
+    weights = {
+        key: value.half().contiguous() if value.is_floating_point() else value
+        for key, value in trainer.averaged(batches).items()
+    }
     raw = to_bytes(weights)
     model = assemble(made_by, weights)
     found = {

@@ -123,11 +123,16 @@ class Trainer:
         self.step = 0
         self.first_losses: list[float] = []
 
+    def _batch(self, batches: Batches, step: int) -> tuple[Tensor, Tensor]:
+        """A step's images, augmented, and their labels."""
+        images, labels = batches(step)
+        generator = torch.Generator().manual_seed(step_seed(self.recipe.seed, step))
+        return augment(images, self.recipe.augment, generator), labels
+
     def advance(self, batches: Batches) -> float:
         """Takes one optimiser step and returns its loss."""
         recipe, seed = self.recipe, step_seed(self.recipe.seed, self.step)
-        images, labels = batches(self.step)
-        images = augment(images, recipe.augment, torch.Generator().manual_seed(seed))
+        images, labels = self._batch(batches, self.step)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(recipe, self.step)
@@ -145,10 +150,30 @@ class Trainer:
         decay = min(recipe.ema, self.step / (self.step + 10))
         with torch.no_grad():
             for key, value in self.model.state_dict().items():
-                self.average[key].lerp_(value, 1 - decay)
+                if value.is_floating_point():  # BatchNorm also counts its batches
+                    self.average[key].lerp_(value, 1 - decay)
         if len(self.first_losses) < 5:
             self.first_losses.append(loss.item())
         return loss.item()
+
+    def averaged(self, batches: Batches, count: int = 100) -> dict[str, Tensor]:
+        """The averaged weights; BatchNorm's statistics are those of the last training batches.
+
+        An average of the statistics that BatchNorm kept on the way would be of other weights, so
+        they are measured again, with the averaged weights.
+        """
+        with torch.random.fork_rng(devices=[]):
+            model = self.recipe.shape.build(self.recipe.classes).eval()
+        model.load_state_dict(self.average)
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the plain mean over the batches
+            norm.train()
+        for step in range(max(0, self.step - count), self.step) if norms else ():
+            with torch.no_grad():
+                model(normalise(self._batch(batches, step)[0], self.recipe))
+        return model.state_dict()
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint, atomically."""
