@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from moetta import figures
 from moetta.figures.draw import _spread
@@ -39,6 +41,19 @@ def test_leaders_are_named_and_the_rest_is_not() -> None:
     shown = texts(figures.lines(curves, "x", "y", leaders=["line3", "line7"]))
     assert {"line3", "line7"} <= set(shown)
     assert not {"line0", "line19"} & set(shown)
+
+
+def test_lines_lead_to_names_and_not_through_them() -> None:
+    curves = {f"line{i}": ([0.0, 1.0], [0.0, 0.01 * i]) for i in range(6)}
+    figure = figures.lines(curves, "x", "y")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = figure.axes[0].texts
+    assert len(texts) == 6
+    for text in texts:
+        way = text.arrow_patch.get_path().transformed(text.arrow_patch.get_transform())
+        start = Text.get_window_extent(text, renderer).x0
+        assert way.vertices[:, 0].max() <= start + 1
 
 
 def test_names_at_the_ends_keep_their_distance_and_order() -> None:

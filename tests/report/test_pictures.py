@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations, pairwise
 from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.transforms import Bbox
 
 from moetta.figures.theme import DARK_PAPER, FAINT, LIGHT_PAPER, contrast
 from moetta.report.frames import Frames
 from moetta.report.pictures import inline_svg, leaders, styles
-from moetta.report.plots import over_stream, pareto
+from moetta.report.plots import by_domain, over_stream, pareto
 from moetta.results import Comparison, compare, load_runs
 from report.synthetic_results import hundred_runs, nine_methods, write_run
 
@@ -57,7 +62,8 @@ def test_with_more_groups_than_colours_the_rest_is_grey(tmp_path: Path) -> None:
     assert colors.count(FAINT) == 4
     picture = over_stream(comparison, Frames())
     assert picture is not None
-    assert "The other 6 are grey." in picture.caption
+    lowest = comparison.groups[-1].label
+    assert f"The other 6 are grey; the lowest is {lowest}." in picture.caption
     named = picture.svg.decode()
     leading = [group.label for group in leaders(comparison.groups)]
     for group in comparison.groups:
@@ -72,6 +78,36 @@ def test_the_accuracy_itself_is_the_other_view(tmp_path: Path) -> None:
     assert picture.other is not None
     assert picture.other.title == "Accuracy over the stream"
     assert "MoETTA +" in picture.alt
+
+
+def twenty_methods(root: Path) -> Comparison:
+    write_run(root, "noadapt", steps=20)
+    for number in range(19):
+        write_run(root, f"method{number}", accuracy=0.5 + number / 100, steps=20)
+    (comparison,) = compared(root)
+    return comparison
+
+
+def test_names_of_twenty_methods_cover_neither_each_other_nor_the_line(tmp_path: Path) -> None:
+    picture = pareto(twenty_methods(tmp_path))
+    assert picture is not None
+    (axes,) = picture.figure.axes
+    renderer = FigureCanvasAgg(picture.figure).get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    assert len(boxes) >= 15  # at the same cost, not all fit
+    for one, other in combinations(boxes, 2):
+        assert not one.overlaps(other)
+    line = axes.lines[0].get_xydata()
+    corners = axes.transData.transform(line)
+    for a, b in pairwise(corners):
+        piece = Bbox([np.minimum(a, b), np.maximum(a, b) + 1e-6])
+        assert not any(box.overlaps(piece) for box in boxes)
+
+
+def test_the_heat_map_says_how_many_methods_it_leaves_to_the_table(tmp_path: Path) -> None:
+    picture = by_domain(twenty_methods(tmp_path), Frames())
+    assert picture is not None
+    assert "The table below has the other" in picture.caption
 
 
 def test_inline_svg_follows_the_theme(tmp_path: Path) -> None:

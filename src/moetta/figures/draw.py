@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,8 @@ def _end_labels(axes: Any, curves: Sequence[Curve]) -> None:
     for curve in curves:
         known = np.flatnonzero(np.isfinite(np.asarray(curve.y, dtype=float)))
         if known.size:
-            ends.append((float(curve.y[known[-1]]), curve))
+            last = known[-1]
+            ends.append((float(curve.y[last]), float(curve.x[last]), curve))
     if not ends:
         return
     ends.sort(key=lambda end: end[0])
@@ -97,14 +99,14 @@ def _end_labels(axes: Any, curves: Sequence[Curve]) -> None:
     tall = axes.get_position().height * figure.get_figheight() * 72  # points
     low, high = axes.get_ylim()
     gap = 1.18 * LABEL
-    wanted = [tall * (value - low) / (high - low) for value, _ in ends]
+    wanted = [tall * (value - low) / (high - low) for value, _, _ in ends]
     places = _spread(wanted, gap, -gap, max(tall + gap, gap * len(ends) - gap))
-    for (value, curve), place in zip(ends, places, strict=True):
+    for (value, end, curve), place in zip(ends, places, strict=True):
         axes.annotate(
             shortened(curve.label, NAMES),
-            (1, (value - low) / (high - low)),
+            (end, value),
             xytext=(1 + 7 / (axes.get_position().width * figure.get_figwidth() * 72), place / tall),
-            xycoords="axes fraction",
+            xycoords="data",
             textcoords="axes fraction",
             va="center",
             fontsize=LABEL,
@@ -115,6 +117,7 @@ def _end_labels(axes: Any, curves: Sequence[Curve]) -> None:
                 "linewidth": 0.6,
                 "shrinkA": 0,
                 "shrinkB": 0,
+                "relpos": (0, 0.5),  # up to the name, not through it
             },
             annotation_clip=False,
         )
@@ -224,28 +227,47 @@ def _tail(name: str) -> str:
     return name if len(name) <= 16 else f"…{name[-15:]}"
 
 
-def label_points(axes: Any, spots: Sequence[tuple[str, float, float]]) -> None:
-    """Name points where the name covers no other name or point; skip names that do not fit.
+Spot = tuple[float, float]
+Box = tuple[float, float, float, float]
+# Where a name may stand beside its point, in points; a thin line leads to the far places.
+PLACES = (
+    (7, 0, "left"), (7, -9, "left"), (7, 9, "left"), (-7, 0, "right"), (-7, -9, "right"),
+    (-7, 9, "right"), (0, 10, "center"), (0, -10, "center"), (12, 18, "left"),
+    (12, -18, "left"), (-12, 18, "right"), (-12, -18, "right"), (12, -27, "left"),
+    (12, 27, "left"), (-12, -27, "right"), (-12, 27, "right"),
+)  # fmt: skip
+
+
+def label_points(
+    axes: Any,
+    spots: Sequence[tuple[str, float, float]],
+    colors: Mapping[str, str] | None = None,
+    steps: Sequence[Spot] = (),
+) -> None:
+    """Name points where the name covers no other name, point or line; skip what does not fit.
 
     The limits of the axes must be final.
+
+    Args:
+        axes: Where the points are drawn.
+        spots: Names and places; the first ones choose first.
+        colors: The colours of some of the names.
+        steps: The corners of a line of level and upright pieces.
     """
     figure = axes.get_figure()
     wide, tall = figure.get_figwidth() * 72, figure.get_figheight() * 72
     box = axes.get_position()
     frame = (box.x0 * wide, box.y0 * tall, box.x1 * wide, box.y1 * tall)
     scale = 72 / figure.dpi
-    placed: list[tuple[float, float, float, float]] = []
     dots = [axes.transData.transform((x, y)) * scale for _, x, y in spots]
-    for dot in dots:
-        placed.append((dot[0] - 3, dot[1] - 3, dot[0] + 3, dot[1] + 3))
+    placed: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in dots]
+    corners = [axes.transData.transform(corner) * scale for corner in steps]
+    for a, b in pairwise(corners):
+        placed.append((*(np.minimum(a, b) - 0.5), *(np.maximum(a, b) + 0.5)))
     for (name, x, y), dot in zip(spots, dots, strict=True):
         text = shortened(name, NAMES)
         width = text_width(text, LABEL) * 72
-        for dx, dy, side in (
-            (7, 0, "left"), (7, -9, "left"), (7, 9, "left"), (-7, 0, "right"), (-7, -9, "right"),
-            (-7, 9, "right"), (0, 10, "center"), (0, -10, "center"), (7, 17, "left"),
-            (7, -17, "left"), (-7, 17, "right"), (-7, -17, "right"),
-        ):  # fmt: skip
+        for dx, dy, side in PLACES:
             start = dot[0] + dx - {"left": 0, "right": width, "center": width / 2}[side]
             middle = dot[1] + dy
             spot = (start, middle - 0.6 * LABEL, start + width, middle + 0.6 * LABEL)
@@ -255,14 +277,23 @@ def label_points(axes: Any, spots: Sequence[tuple[str, float, float]]) -> None:
                 and frame[1] <= spot[1]
                 and spot[3] <= frame[3] + 6
             )
-            if inside and not any(_overlap(spot, other) for other in placed):
-                axes.annotate(
-                    text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side,
-                    va="center", fontsize=LABEL, color=INK,
-                )  # fmt: skip
-                placed.append(spot)
-                break
+            if not inside or any(_overlap(spot, other) for other in placed):
+                continue
+            far = abs(dy) > LABEL + 4
+            way = [dot + share * np.array([dx, dy]) for share in (0.4, 0.6, 0.8)] if far else []
+            if any(_overlap((*on, *on), other) for on in way for other in placed):
+                continue
+            axes.annotate(
+                text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side,
+                va="center", fontsize=LABEL, color=(colors or {}).get(name, INK),
+                arrowprops={
+                    "arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0,
+                    "shrinkB": 3, "relpos": (float(side == "right"), 0.5),
+                } if far else None,
+            )  # fmt: skip
+            placed.append(spot)
+            break
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -130,7 +130,9 @@ def _several(groups: Sequence[Group]) -> bool:
 
 def _grey(groups: Sequence[Group], style: Mapping[str, Style]) -> str:
     quiet = sum(group.label not in style for group in groups)
-    return f" The other {quiet} are grey." if quiet > 1 else ""
+    lowest = groups[-1]
+    told = f"; the lowest is {lowest.label}" if lowest.label not in style else ""
+    return f" The other {quiet} are grey{told}." if quiet > 1 else ""
 
 
 def pareto(comparison: Comparison) -> Picture | None:
@@ -154,8 +156,11 @@ def pareto(comparison: Comparison) -> Picture | None:
     for x, y in sorted(spots, key=lambda spot: (spot[0], -spot[1])):
         if not front or y > front[-1][1]:
             front.append((x, y))
+    steps = [front[0]]
+    for x, y in front[1:]:
+        steps += [(x, steps[-1][1]), (x, y)]
     if len(front) > 1:
-        axes.step(*zip(*front, strict=True), where="post", color=FAINT, linewidth=1.2, zorder=1)
+        axes.plot(*zip(*steps, strict=True), color=FAINT, linewidth=1.2, zorder=1)
     for group, x, accuracy in points:
         drawn = style.get(group.label, QUIET)
         axes.errorbar(
@@ -171,7 +176,7 @@ def pareto(comparison: Comparison) -> Picture | None:
         )
     # The leaders choose their places first; the others are named while there is room.
     by_rank = [p for p in points if p[0] in main] + [p for p in points if p[0] not in main]
-    named += [(g.short, x, a.mean) for g, x, a in by_rank[: max(len(main), COLUMNS)]]
+    named += [(g.short, x, a.mean) for g, x, a in by_rank]
     times = [x for _, x, _ in points]
     if max(times) / max(min(times), 1e-9) > 3:
         axes.set_xscale("log")
@@ -188,7 +193,8 @@ def pareto(comparison: Comparison) -> Picture | None:
     axes.set_xlabel("Time (no adaptation = 1)")
     axes.set_ylabel("Accuracy, %")
     axes.autoscale_view(scalex=False)
-    label_points(axes, named)
+    colors = {group.short: style[group.label].color for group in main}
+    label_points(axes, named, colors, steps)
     told = ", ".join(f"{g.label} {x:.1f} times, {a.mean:.1f} %" for g, x, a in points if g in main)
     sd = " Bars show the standard deviation over seeds." if _several(comparison.groups) else ""
     return Picture(
@@ -212,11 +218,13 @@ def by_domain(comparison: Comparison, frames: Frames, order: Sequence[str] = ())
     base = comparison.unadapted
     adapted = [group for group in groups if group.method != BASELINE]
     if base is not None and adapted:
-        return _gains(comparison, names, base, adapted)
+        return _gains(comparison, names, base, adapted, len(comparison.groups) - len(groups))
     return _quarters(comparison, names, groups[0], frames)
 
 
-def _gains(comparison: Comparison, names: list[str], base: Group, groups: list[Group]) -> Picture:
+def _gains(
+    comparison: Comparison, names: list[str], base: Group, groups: list[Group], more: int
+) -> Picture:
     values = np.array(
         [
             [_minus(domain_accuracy(g, name), domain_accuracy(base, name)) for g in groups]
@@ -234,11 +242,13 @@ def _gains(comparison: Comparison, names: list[str], base: Group, groups: list[G
         form="+.1f",
     )
     means = ", ".join(f"{g.label} {np.nanmean(values[:, i]):+.1f}" for i, g in enumerate(groups))
+    rest = f" The table below has the other {more} too." if more else ""
     return Picture(
         f"gains-{slug(comparison.model, comparison.stream)}",
         "Gain by domain",
         "Points of accuracy above no adaptation in each domain"
-        f"{', mean over seeds' if _several(groups) else ''}: purple is above, orange below.",
+        f"{', mean over seeds' if _several(groups) else ''}: purple is above, orange below."
+        f"{rest}",
         f"Heat map of gains over no adaptation by domain. Means over domains: {means}.",
         figure,
     )
