@@ -14,7 +14,9 @@ from tiny_models import vit
 
 import moetta
 from moetta.bench import Cell, run_grid
+from moetta.bench.grid import require_all
 from moetta.bench.protocol import prepare
+from moetta.commands.options import only_grouped
 from moetta.data import embedded
 from moetta.paper.beside import published_for
 from moetta.report import contents
@@ -211,3 +213,26 @@ def test_a_failing_cell_leaves_the_others_alone(tmp_path: Path) -> None:
     assert bad.error is not None
     assert "not a torch.nn.Module" in bad.error
     assert json.loads((good.folder / "summary.json").read_text())["finished"]
+
+
+def test_a_group_leaves_out_what_the_model_does_not_suit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = replace(CELL, limit=32)
+    cells = [replace(small, method=method) for method in ("noadapt", "norm", "neo")]
+    outcomes = run_grid(cells, tmp_path)
+    assert [o.refused for o in outcomes] == [False, True, False]
+    assert only_grouped(["no-gradient", "neo"]) == {"norm", "alpha_bn", "lame", "gain"}
+    require_all(cells, outcomes, only_grouped(["no-gradient"]))
+    assert "left out: norm classical tiny_models:vit s42: norm replaces" in caplog.text
+    for named in ({"neo"}, set[str]()):  # asked for by its name
+        with pytest.raises(ValueError, match=r"1 of 3 runs failed\nnorm .*norm replaces"):
+            require_all(cells, outcomes, named)
+    with pytest.raises(ValueError, match="1 of 1 runs failed"):  # and nothing else to show
+        require_all(cells[1:2], outcomes[1:2], {"norm"})
+
+
+def test_a_group_does_not_hide_a_failure(tmp_path: Path) -> None:
+    cells = [replace(CELL, method="noadapt", limit=32), replace(CELL, model="tiny_models:no_model")]
+    with pytest.raises(ValueError, match=r"not a torch\.nn\.Module"):
+        require_all(cells, run_grid(cells, tmp_path), {"moetta"})

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from moetta.bench import interrupts
 from moetta.bench.cell import Cell
 from moetta.bench.cell_run import run_cell
-from moetta.bench.progress import Outcome, Progress
+from moetta.bench.progress import Outcome, Progress, Refused
 
 TAKEN = "taken"
 """The first message of a worker about a cell."""
@@ -284,7 +284,7 @@ def _serve(pipe: Any, root: Path, checkpoint_seconds: float) -> None:
 def failure(error: Exception) -> Outcome:
     """How a cell ended that raised this; a traceback is kept unless the error explains itself."""
     if isinstance(error, (ValueError, OSError)):
-        return Outcome(error=str(error))
+        return Outcome(error=str(error), refused=isinstance(error, Refused))
     details = "".join(traceback.format_exception(error))
     return Outcome(error=f"{type(error).__name__}: {error}", details=details)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,16 @@ def finished_folders(outcomes: Sequence[Outcome]) -> list[Path]:
     return [o.folder for o in outcomes if o.folder is not None]
 
 
-def require_all(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> None:
+def require_all(
+    cells: Sequence[Cell], outcomes: Sequence[Outcome], optional: Collection[str] = ()
+) -> None:
     """Raise if a cell failed; to be called once everything that finished is shown and written.
+
+    Args:
+        cells: what was wanted.
+        outcomes: how each ended.
+        optional: methods that nobody named one by one; a model that one of them does not serve is
+            told of, and is no failure unless nothing else could be run.
 
     Raises:
         ValueError: some cells failed; says how many, which and why.
@@ -117,6 +125,14 @@ def require_all(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> None:
     for cell, outcome in zip(cells, outcomes, strict=True):
         if outcome.error is not None:
             reasons.setdefault(outcome.error, []).append(cell.label)
+    left_out = {
+        outcome.error: None
+        for cell, outcome in zip(cells, outcomes, strict=True)
+        if outcome.refused and cell.method in optional and outcome.error is not None
+    }
+    if finished_folders(outcomes):
+        for reason in left_out:
+            log.warning("left out: %s: %s", _shortened(reasons.pop(reason)), reason)
     if not reasons:
         return
     for details in dict.fromkeys(o.details for o in outcomes if o.details):

@@ -37,6 +37,10 @@ class Progress:
     resumed: int = 0
 
 
+class Refused(ValueError):
+    """A method does not serve this model; the message says why."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a cell ended.
@@ -45,12 +49,14 @@ class Outcome:
         folder: its results, if it finished.
         error: why it did not.
         details: the traceback, if the error is not the user's.
+        refused: whether it did not start because the method does not serve the model.
         stopped: how far it came, if it was stopped early; it has no result then.
     """
 
     folder: Path | None = None
     error: str | None = None
     details: str | None = None
+    refused: bool = False
     stopped: str | None = None
 
 

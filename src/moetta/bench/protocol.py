@@ -22,6 +22,7 @@ import moetta
 from moetta.bench.cell import BASELINE, Cell, is_named, resolve_config
 from moetta.bench.finished import folder_name, weights_file_sha256
 from moetta.bench.interrupts import Stopped
+from moetta.bench.progress import Refused
 from moetta.core.adapter import Adapter
 from moetta.core.config import Config
 from moetta.data import (
@@ -78,12 +79,18 @@ class Prepared:
             ranks: the processes that share every batch, if there are several.
 
         Raises:
+            Refused: the method does not serve this model.
             Stopped: ``stop`` said yes.
         """
         with contextlib.nullcontext() if ranks is None else ranks.together():
             source = self.source_images(stop) if self.config.needs_source else None
         group = None if ranks is None else ranks.group
-        return moetta.adapt(self.model, self.config, source=source, process_group=group)
+        try:
+            return moetta.adapt(self.model, self.config, source=source, process_group=group)
+        except ValueError as error:
+            if type(error) is not ValueError:  # about the ranks, not about the model
+                raise
+            raise Refused(str(error)) from error
 
     @cached_property
     def protocol(self) -> dict[str, Any]:

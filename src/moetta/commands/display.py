@@ -185,7 +185,9 @@ class LiveTable(Display):
             if self.endings[cell].stopped is not None:
                 return ("[yellow]stopped early[/yellow]", "", "", "", "")
             if run is None:
-                return ("[red]failed[/red]", "", "", "", "")
+                refused = self.endings[cell].refused
+                said = "[yellow]refused[/yellow]" if refused else "[red]failed[/red]"
+                return (said, "", "", "", "")
             seconds = number(run, "cost", "seconds")
             rate = f"{run.summary['samples'] / seconds:.0f}" if seconds else ""
             gain = points(number(run, "gain"))
@@ -238,7 +240,7 @@ def _ending(outcome: Outcome) -> str:
     if outcome.stopped is not None:
         return outcome.stopped
     if outcome.folder is None:
-        return f"failed: {outcome.error}"
+        return f"{'refused' if outcome.refused else 'failed'}: {outcome.error}"
     run = load_run(outcome.folder)
     gain, ratio = number(run, "gain"), number(run, "cost", "time_ratio")
     lead = "" if gain is None else f" ({points(gain)} vs noadapt)"

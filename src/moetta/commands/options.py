@@ -118,6 +118,11 @@ def expand_methods(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
+def only_grouped(names: Sequence[str]) -> set[str]:
+    """The methods that come from a group alone; nobody asked for one of them in particular."""
+    return set(expand_methods(names)) - set(names)
+
+
 def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the HTML page of some runs."""
     from moetta.commands.report import make_report  # matplotlib takes a while to load

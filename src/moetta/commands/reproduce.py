@@ -21,7 +21,7 @@ from moetta.bench.cell import BASELINE, Cell, DataOptions
 from moetta.bench.grid import finished_folders, require_all
 from moetta.bench.progress import Outcome
 from moetta.commands.console import make_console
-from moetta.commands.options import Running, cell_fields, expand_methods, write_report
+from moetta.commands.options import Running, cell_fields, expand_methods, only_grouped, write_report
 from moetta.paper.experiments import EXPERIMENTS, OURS, Workload
 from moetta.paper.experiments.workload import EMBEDDED_MODELS, Found
 from moetta.paper.published import PAPER_MODELS
@@ -139,7 +139,7 @@ def _one(name: str, options: Reproduce, failures: list[tuple[str, Exception]]) -
         if found or not cells:
             with _noted(name, failures):  # a table with a gap must not hide which run failed
                 _show(name, workload, found, options, _stopped_early(cells, outcomes))
-        require_all(cells, outcomes)
+        require_all(cells, outcomes, only_grouped(options.method))
     return finished_folders(outcomes)
 
 

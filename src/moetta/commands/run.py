@@ -12,7 +12,7 @@ import tyro
 from moetta.bench.cell import BASELINE, Cell, CellOptions
 from moetta.bench.grid import finished_folders, make_grid, require_all
 from moetta.commands.console import make_console
-from moetta.commands.options import Running, cell_fields, expand_methods, write_report
+from moetta.commands.options import Running, cell_fields, expand_methods, only_grouped, write_report
 from moetta.commands.results import groups_tables
 from moetta.core.config import parse_overrides
 from moetta.data.catalogue import stream_names
@@ -63,7 +63,8 @@ def run(options: RunOptions) -> None:
     if runs and options.report is not None:
         page = write_report(finished_folders(outcomes), options.report)
         print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
-    require_all(wanted, outcomes)  # last, so that failures appear below the results
+    # Last, so that failures appear below the results.
+    require_all(wanted, outcomes, only_grouped(options.method))
 
 
 def cells(options: RunOptions) -> list[Cell]:
