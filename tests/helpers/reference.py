@@ -16,6 +16,19 @@ def entropies(logits: Tensor) -> Tensor:
     return -(p * p.log()).sum(1)
 
 
+def opinion_entropies(z: Tensor) -> Tensor:
+    """COME's definition, term by term, with the length of the logits held constant."""
+    length = z.norm(dim=1, keepdim=True)
+    z = z / length * length.detach()
+    e = z.exp()
+    total = e.sum(1, keepdim=True) + z.shape[1]
+    b = torch.cat((e / total, z.shape[1] / total), 1) + 1e-7
+    return -(b * b.log()).sum(1)
+
+
+OBJECTIVES = {"entropy": entropies, "come": opinion_entropies}
+
+
 def ln_c(logits: Tensor) -> float:
     return math.log(logits.shape[1])
 

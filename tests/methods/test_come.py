@@ -6,24 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import moetta
 from helpers.models import images, small_vit
-from helpers.reference import LR, Plain
-from moetta.core.functional import opinion_entropy
+from helpers.reference import LR, Plain, opinion_entropies
+from moetta.core.functional import opinion, opinion_entropy
 
 ROW = torch.tensor([[2.0, 0.5, -1.0]], dtype=torch.float64)
 
 
-def by_hand(z: Tensor) -> Tensor:
-    """The definition, term by term, with the length of the logits held constant."""
-    length = z.norm(dim=1, keepdim=True)
-    z = z / length * length.detach()
-    e = z.exp()
-    total = e.sum(1, keepdim=True) + z.shape[1]
-    b = torch.cat((e / total, z.shape[1] / total), 1) + 1e-7
-    return -(b * b.log()).sum(1)
+def test_the_opinion_of_the_definition() -> None:
+    shares = opinion(torch.tensor([[2.0, 0.0, 0.0]], dtype=torch.float64))
+    expected = [0.596418, 0.080716, 0.080716, 0.242149]
+    assert shares[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_values_of_the_definition() -> None:
@@ -59,7 +54,7 @@ def test_tents_steps_with_it_agree_with_plain_autograd() -> None:
     for seed, size in enumerate((8, 1, 4)):
         x = images(size, seed).double()
         z = plain.model(x)
-        loss = by_hand(z).mean()
+        loss = opinion_entropies(z).mean()
         plain.step(plain.gradient(loss))
         torch.testing.assert_close(adapter(x), z.detach(), rtol=1e-5, atol=1e-6)
         plain.assert_agrees(adapter.state_dict())

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import moetta
 from helpers.models import images, small_vit
-from helpers.reference import LR, Plain, entropies, ln_c
+from helpers.reference import LR, OBJECTIVES, Plain, ln_c
 from helpers.trials import assert_same
 
 SOURCE = images(11, 99)
@@ -24,9 +24,10 @@ def fisher(plain: Plain, batch: int = 4) -> list[Tensor]:
     return total
 
 
+@pytest.mark.parametrize("objective", ["entropy", "come"])
 @pytest.mark.parametrize("weight", [2000.0, 0.0])
-def test_several_steps_agree_with_plain_autograd(weight: float) -> None:
-    margin, share = 0.9, 0.6
+def test_several_steps_agree_with_plain_autograd(weight: float, objective: str) -> None:
+    margin, share = 0.9, {"entropy": 0.6, "come": 0.82}[objective]
     plain = Plain(small_vit().double())  # the steps are large: float32 would drift apart
     importance = fisher(plain)
     adapter = moetta.adapt(
@@ -38,6 +39,7 @@ def test_several_steps_agree_with_plain_autograd(weight: float) -> None:
         source=SOURCE.double() if weight else None,
         fisher_batch=4,
         fisher_weight=weight,
+        objective=objective,
     )
     if weight:
         for name, mine in zip(plain.names, importance, strict=True):
@@ -47,7 +49,7 @@ def test_several_steps_agree_with_plain_autograd(weight: float) -> None:
     for seed in range(8):
         x = images(16, seed).double()
         z = plain.model(x)
-        h, p, e0 = entropies(z), z.detach().softmax(1), share * ln_c(z)
+        h, p, e0 = OBJECTIVES[objective](z), z.detach().softmax(1), share * ln_c(z)
         reliable = keep = h.detach() < e0
         if average is not None:
             cosine = (p @ average) / (p.norm(dim=1) * average.norm())

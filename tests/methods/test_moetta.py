@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import moetta
+from helpers.reference import OBJECTIVES
 from moetta.methods.moetta import MoETTAConfig, default_frozen, indexed_norms
 from moetta.nn.moe import MoELayerNorm, MoENorm, Routing, balance_loss
 
@@ -110,8 +111,7 @@ class StraightLine:
 
     def step(self, x):
         logits, balance = self.forward(x)
-        log_p = logits.log_softmax(-1)
-        h = -(log_p.exp() * log_p).sum(-1)
+        h = OBJECTIVES[self.config.objective](logits)
         self.means.append(h.mean().item())
         average = sum(self.means) / len(self.means)
         kept = h <= average if self.config.select else torch.ones_like(h, dtype=torch.bool)
@@ -146,6 +146,7 @@ class StraightLine:
         {"routing": "batch", "window": 3},
         {"routing": "batch", "batch_balance": "constant"},
         {"routing": "batch", "top_k": 2},
+        {"objective": "come"},
         {"router_scope": "model"},
         {"router_scope": "model", "top_k": 2},
         {"router_scope": "model", "routing": "batch"},

@@ -24,6 +24,25 @@ def test_the_scores_of_the_definition() -> None:
     assert memory.score(64, 0) == pytest.approx(0.731059, abs=1e-6)
 
 
+def test_old_samples_weigh_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one image that came 64 samples ago the loss is sigmoid(-1) of its cross-entropy."""
+    monkeypatch.setattr(Memory, "ages", lambda memory: [64] * len(memory.items))
+    adapter = moetta.adapt(small_vit(), "rotta", memory=64, **PIXELS)
+    # The student gets the augmented images, so the difference is computed from what it sees.
+    views: list[Tensor] = []
+    adapter.network.register_forward_pre_hook(  # type: ignore[operator]
+        lambda _, inputs: views.append(inputs[0].detach().clone())
+    )
+    adapter(images(64, 0))
+    _, kept, view = views
+    plain = small_vit().eval()
+    with torch.no_grad():
+        target, student = plain(kept).softmax(1), plain(view).log_softmax(1)
+    expected = 0.268941 * -(target * student).sum(1).mean()
+    assert adapter.last is not None
+    assert adapter.last.losses["memory"] == pytest.approx(expected.item(), rel=1e-4)
+
+
 def test_the_worked_example_of_evictions() -> None:
     memory = Memory(2, 4, [], 0)
     slots = [memory.place(label, doubt) for label, doubt in ((0, 1.0), (1, 0.1), (2, 0.5))]
@@ -135,15 +154,76 @@ def test_batchnorm_statistics_move_slowly() -> None:
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(4, 5),
     ).eval()  # fmt: skip
-    adapter = moetta.adapt(model, "rotta", memory=4, **PIXELS)
-    x = images(4, 0)
-    adapter(x)
-    state = adapter.state_dict()
-    norm = model[1]
+    conv, norm, *rest = model
     assert isinstance(norm, nn.BatchNorm2d)
-    moved = state["running.mean.1"] - norm.running_mean
-    assert 0 < float(moved.abs().max()) < 0.05 * float(model[0](x * 3).detach().abs().max())
-    assert torch.equal(norm.running_mean, torch.zeros(4))  # type: ignore[arg-type]
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    mean, var = norm.running_mean.clone(), norm.running_var.clone()
+    given = mean.clone()
+    adapter = moetta.adapt(model, "rotta", memory=4, **PIXELS)
+    for seed in range(3):
+        x = images(4, seed)
+        before = adapter.state_dict()
+        generator = adapter.generator()
+        adapter(x)
+        assert adapter.last is not None
+        assert adapter.last.skipped is None
+        kept = adapter.state_dict()["running.images"]
+        held = adapter.state_dict()["running.facts"][:, 0] >= 0
+        view = (augment(kept[held] * 0.5 + 0.5, generator) - 0.5) / 0.5
+        with torch.no_grad():
+            y = conv(view)
+            mean = 0.95 * mean + 0.05 * y.mean((0, 2, 3))
+            var = 0.95 * var + 0.05 * y.var((0, 2, 3), correction=0)
+        state = adapter.state_dict()
+        torch.testing.assert_close(state["running.mean.1"], mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state["running.var.1"], var, rtol=1e-4, atol=1e-5)
+        # The loss that the student saw, with those statistics and the weights of before.
+        with torch.no_grad():
+            y = (y - mean[:, None, None]) / (var[:, None, None] + norm.eps).sqrt()
+            weight, bias = before["param.1.weight"], before["param.1.bias"]
+            y = y * weight[:, None, None] + bias[:, None, None]
+            student = nn.Sequential(*rest)(y).log_softmax(1)
+            old = before["running.mean.1"], before["running.var.1"]
+            t = (conv(kept[held]) - old[0][:, None, None]) / (old[1][:, None, None] + 1e-5).sqrt()
+            slow = before["running.teacher.1.weight"], before["running.teacher.1.bias"]
+            t = t * slow[0][:, None, None] + slow[1][:, None, None]
+            target = nn.Sequential(*rest)(t).softmax(1)
+        births = state["running.facts"][held, 1]
+        ages = (state["running.seen"] - births).float()
+        loss = (torch.sigmoid(-ages / 4) * -(target * student).sum(1)).mean()
+        assert adapter.last.losses["memory"] == pytest.approx(loss.item(), rel=1e-4)
+    assert torch.equal(norm.running_mean, given)  # the user's model keeps its own
+
+
+def test_a_step_that_fails_keeps_neither_statistics_nor_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 5),
+    ).eval()  # fmt: skip
+    adapter = moetta.adapt(model, "rotta", memory=4, **PIXELS)
+    start = adapter.state_dict()
+    descend = adapter.descend
+    monkeypatch.setattr(adapter, "descend", lambda loss: descend(loss * float("nan")))
+    adapter(images(4, 0))
+    assert adapter.last is not None
+    assert adapter.last.skipped == "non-finite loss or gradient"
+    state = adapter.state_dict()
+    for name in ("running.mean.1", "running.var.1", "param.1.weight"):
+        assert torch.equal(state[name], start[name])
+    # Two steps in one batch, of which only the second fails: the batch was learnt from.
+    adapter = moetta.adapt(model, "rotta", memory=4, **PIXELS)
+    turns = iter((1.0, float("nan")))
+    good = adapter.descend
+    monkeypatch.setattr(adapter, "descend", lambda loss: good(loss * next(turns)))
+    adapter(images(8, 0))
+    assert adapter.last is not None
+    assert adapter.last.skipped is None
+    assert adapter.last.backwards > 0
 
 
 def test_images_of_another_size_are_refused_and_change_nothing() -> None:

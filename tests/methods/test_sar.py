@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import moetta
 from helpers.models import FAMILIES, images, small_vit
-from helpers.reference import LR, Plain, entropies, ln_c
+from helpers.reference import LR, OBJECTIVES, Plain, ln_c
 from helpers.trials import assert_same
 from moetta.methods import sar
 from moetta.nn.norms import find_norms
@@ -23,8 +23,15 @@ def early(name: str) -> bool:
 class PlainSAR:
     """SAR, step by step."""
 
-    def __init__(self, share: float, recover: float, released: bool, rho: float = 0.05) -> None:
-        self.plain = Plain(small_vit(), early)
+    def __init__(
+        self,
+        share: float,
+        recover: float,
+        released: bool,
+        rho: float = 0.05,
+        objective: str = "entropy",
+    ) -> None:
+        self.plain, self.entropies = Plain(small_vit(), early), OBJECTIVES[objective]
         self.share, self.recover, self.released, self.rho = share, recover, released, rho
         self.average: float | None = None
         self.counts = {"recoveries": 0, "second_empty": 0, "dropped": 0}
@@ -32,7 +39,7 @@ class PlainSAR:
     def step(self, x: Tensor) -> tuple[Tensor, int, int]:
         plain = self.plain
         z1 = plain.model(x)
-        h1, e0 = entropies(z1), self.share * ln_c(z1)
+        h1, e0 = self.entropies(z1), self.share * ln_c(z1)
         first = h1.detach() < e0
         if not first.any():
             return z1.detach(), len(x), 0
@@ -41,7 +48,7 @@ class PlainSAR:
         kept = [p.detach().clone() for p in plain.parameters]
         plain.set([p + self.rho * d / length for p, d in zip(plain.parameters, g, strict=True)])
         z2 = plain.model(x)
-        h2 = entropies(z2)
+        h2 = self.entropies(z2)
         second = h2.detach() < e0
         if not self.released:
             self.counts["dropped"] += int((second & ~first).sum())
@@ -66,20 +73,29 @@ class PlainSAR:
 
 # Each case with the event that it was chosen for.
 CASES = {
-    "ordinary": (0.5, 0.2, 0.05, None),
-    "recovers": (0.5, 0.55, 0.05, "recoveries"),
-    "second filter empty": (0.2, 0.2, 0.05, "second_empty"),
-    "second filter finds others": (0.5, 0.2, 2.0, "dropped"),
+    "ordinary": (0.5, 0.2, 0.05, None, "entropy"),
+    "recovers": (0.5, 0.55, 0.05, "recoveries", "entropy"),
+    "second filter empty": (0.2, 0.2, 0.05, "second_empty", "entropy"),
+    "second filter finds others": (0.5, 0.2, 2.0, "dropped", "entropy"),
+    "with COME's objective": (0.8, 0.2, 0.05, None, "come"),
+    "recovers with COME's objective": (0.8, 1.2, 0.05, "recoveries", "come"),
 }
 
 
 @pytest.mark.parametrize("preset", ["paper", "released"])
 @pytest.mark.parametrize("case", CASES)
 def test_several_steps_agree_with_plain_autograd(preset: str, case: str) -> None:
-    share, recover, rho, event = CASES[case]
-    mine = PlainSAR(share, recover, preset == "released", rho)
+    share, recover, rho, event, objective = CASES[case]
+    mine = PlainSAR(share, recover, preset == "released", rho, objective)
     adapter = moetta.adapt(
-        small_vit(), "sar", preset=preset, lr=LR, e0=share, recover_below=recover, rho=rho
+        small_vit(),
+        "sar",
+        preset=preset,
+        lr=LR,
+        e0=share,
+        recover_below=recover,
+        rho=rho,
+        objective=objective,
     )
     for seed, size in enumerate((8, 8, 8, 3, 1, 8, 8, 8)):
         x = images(size, seed)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import moetta
 from helpers.models import images, small_vit
-from helpers.reference import Plain
+from helpers.reference import Plain, entropies, ln_c
 from moetta.methods.spa import drop_frequencies, low_frequencies, rescaled
 
 PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -48,7 +48,25 @@ def test_no_drop_returns_the_image() -> None:
     torch.testing.assert_close(view, x, rtol=1e-4, atol=1e-5)
 
 
-def test_several_steps_agree_with_plain_autograd() -> None:
+def dropped_by_hand(x: Tensor, share: float, rate: float, generator: torch.Generator) -> Tensor:
+    """The first view, frequency by frequency; the middle of the draws is frequency zero."""
+    height, width = x.shape[-2:]
+    draws = torch.rand(height, width, generator=generator)
+    spectrum = torch.fft.fft2(x)
+    sides = int(share * height), int(share * width)
+    for row in range(height // 2 - sides[0] // 2, height // 2 - sides[0] // 2 + sides[0]):
+        for column in range(width // 2 - sides[1] // 2, width // 2 - sides[1] // 2 + sides[1]):
+            if draws[row, column] < rate:
+                f, g = row - height // 2, column - width // 2
+                spectrum[..., f % height, g % width] = 0
+                spectrum[..., -f % height, -g % width] = 0
+    view = torch.fft.ifft2(spectrum)
+    assert float(view.imag.abs().max()) < 1e-6
+    return view.real
+
+
+@pytest.mark.parametrize("extra", ["none", "tent", "eta"])
+def test_several_steps_agree_with_plain_autograd(extra: str) -> None:
     """Three steps with both views drawn by the test from the same random numbers."""
     lr, rate = 0.02, 0.05
     plain = Plain(small_vit().double(), lr=lr)
@@ -58,10 +76,15 @@ def test_several_steps_agree_with_plain_autograd() -> None:
     head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
     predictor = torch.eye(head.in_features).double()
     velocity = torch.zeros_like(predictor)
-    adapter = moetta.adapt(small_vit().double(), "spa", lr=lr, predictor_lr=rate, patch=8, **PIXELS)
+    adapter = moetta.adapt(
+        small_vit().double(), "spa", lr=lr, predictor_lr=rate, patch=8, extra=extra, window=0.6,
+        **PIXELS,
+    )  # fmt: skip
+    average: Tensor | None = None
+    steps = sure = redundant = 0
     amounts: Tensor | None = None
     rising: Tensor | None = None
-    for seed, size in enumerate((6, 6, 3)):
+    for seed, size in enumerate((8, 8, 3, 8, 8)):
         x = images(size, seed).double()
         side = x.shape[-1]
         patches = -(-side // 8)
@@ -69,9 +92,9 @@ def test_several_steps_agree_with_plain_autograd() -> None:
             amounts = torch.full((patches, patches), 0.4**0.5).double()
         a = amounts.clone().requires_grad_(True)
         predictor = predictor.detach().requires_grad_(True)
-        with torch.no_grad():
-            z = plain.model(x)
-        dropped = drop_frequencies(x.float(), 0.2, 0.2, adapter.generator()).double()
+        z = plain.model(x)
+        clean, z = z, z.detach()
+        dropped = dropped_by_hand(x.float(), 0.6, 0.2, adapter.generator()).double()
         noise = torch.randn(1, *x.shape[1:], generator=adapter.generator(1)).double()
         part = torch.kron(a, torch.ones(8, 8).double())[:side, :side] ** 2
         noisy = ((1 - part) * x + part * noise).clamp(-1, 1)
@@ -85,7 +108,30 @@ def test_several_steps_agree_with_plain_autograd() -> None:
             divergence = (log_p.exp() * (log_p - u)).sum(1)
             if harder.any():
                 loss = loss + divergence[harder].mean()
-        *grads, own, up = torch.autograd.grad(loss, [*plain.parameters, predictor, a])
+        if extra == "tent":
+            loss, pairs = loss + 0.1 * entropies(clean).mean(), pairs + size
+        elif extra == "eta":
+            h, p, e0 = entropies(clean), z.softmax(1), 0.4 * ln_c(z)
+            keep = h.detach() < e0
+            if average is not None:
+                fresh = (p @ average / (p.norm(dim=1) * average.norm())).abs() < 0.05
+                redundant += int((keep & ~fresh).sum())
+                keep = keep & fresh
+            if keep.any():
+                mean = p[keep].mean(0)
+                average = mean if average is None else 0.9 * average + 0.1 * mean
+                loss = loss + 0.1 * (torch.exp(e0 - h.detach()) * h)[keep].mean()
+            pairs, sure = pairs + int(keep.sum()), sure + int(keep.sum())
+        expected = {"forwards": 3 * size, "backwards": pairs, "skipped": None}
+        if not pairs:
+            adapter(x)
+            expected["skipped"] = "no sample selected"
+            assert {k: getattr(adapter.last, k) for k in expected} == expected
+            continue
+        steps += 1
+        *grads, own, up = torch.autograd.grad(
+            loss, [*plain.parameters, predictor, a], materialize_grads=True
+        )
         plain.step(grads)
         velocity = 0.9 * velocity + own
         predictor = predictor.detach() - rate * velocity
@@ -93,12 +139,20 @@ def test_several_steps_agree_with_plain_autograd() -> None:
         moved = amounts + rising
         amounts = (moved * (0.4 / (moved**2).mean()).sqrt()).clamp(-1, 1)
         torch.testing.assert_close(adapter(x), z, rtol=1e-5, atol=1e-5)
-        assert adapter.last is not None
-        assert (adapter.last.forwards, adapter.last.backwards) == (3 * size, pairs)
+        assert {k: getattr(adapter.last, k) for k in expected} == expected
         state = adapter.state_dict()
         for name, mine in zip(plain.names, plain.parameters, strict=True):
             torch.testing.assert_close(state[f"param.{name}"], mine.detach(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(state["running.noise"].double(), amounts, rtol=1e-3, atol=1e-4)
+        assert (average is None) == ("running.probability" not in state)
+        if average is not None:
+            found = state["running.probability"].double()
+            torch.testing.assert_close(found, average, rtol=1e-4, atol=1e-5)
+    assert steps >= 3
+    assert float((amounts - 0.4**0.5).abs().max()) > 0.01  # the noise moved
+    if extra == "eta":
+        assert sure > 0
+        assert redundant > 0
 
 
 def test_nothing_is_learnt_where_no_view_is_harder() -> None:

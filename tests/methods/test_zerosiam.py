@@ -21,6 +21,30 @@ def test_the_worked_example() -> None:
     assert entropies(plain).item() == pytest.approx(0.582203, abs=1e-6)
 
 
+def test_the_worked_example_through_the_method() -> None:
+    """phi = (1, 0), the classifier is the identity, the predictor is stretched to diag(2, 1)."""
+    norm, head = nn.LayerNorm(2), nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(2))
+        norm.weight.fill_(0.5)
+        norm.bias.fill_(0.5)
+    norm.eps = 0.0
+    adapter = moetta.adapt(nn.Sequential(norm, head), "zerosiam")
+    row = torch.tensor([[1.0, -1.0]])
+    start = adapter.state_dict()
+    adapter(row)
+    assert adapter.last is not None
+    assert adapter.last.losses["entropy"] == pytest.approx(0.582203, abs=1e-5)
+    assert adapter.last.losses["alignment"] == pytest.approx(0, abs=1e-6)
+    adapter.load_state_dict(start)
+    adapter.predictor.data[0, 0] = 2  # type: ignore[attr-defined]
+    adapter(row)
+    losses = adapter.last.losses
+    assert losses["entropy"] == pytest.approx(0.365334, abs=1e-5)
+    assert losses["alignment"] == pytest.approx(0.149738, abs=1e-5)
+    assert sum(losses.values()) == pytest.approx(0.515072, abs=1e-5)
+
+
 def test_several_steps_agree_with_plain_autograd() -> None:
     plain = Plain(small_vit().double(), lr=0.02)
     heard: list[Tensor] = []

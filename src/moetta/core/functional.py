@@ -45,22 +45,31 @@ def symmetric_cross_entropy(left: Tensor, right: Tensor) -> Tensor:
     return -0.5 * (b.exp() * a + a.exp() * b).sum(-1)
 
 
-def opinion_entropy(logits: Tensor) -> Tensor:
-    """COME's entropy: of an opinion that may also say "I do not know" (Zhang et al., 2025).
+def opinion(logits: Tensor) -> Tensor:
+    """COME's opinion, which may also say "I do not know": C + 1 shares (Zhang et al., 2025).
 
     Each class gets the evidence exp z, ignorance the evidence C. No gradient reaches the
     length of the logits, so that they cannot grow to look sure.
 
-    >>> round(opinion_entropy(torch.tensor([[2.0, 0.0, 0.0]])).item(), 4)
-    1.0579
+    >>> [round(share, 4) for share in opinion(torch.tensor([[2.0, 0.0, 0.0]]))[0].tolist()]
+    [0.5964, 0.0807, 0.0807, 0.2421]
     """
     z = logits if logits.dtype == torch.float64 else logits.float()
     length = z.detach().norm(dim=-1, keepdim=True)
     tiny = torch.finfo(z.dtype).tiny
     z = z / z.norm(dim=-1, keepdim=True).clamp(min=tiny) * length
     ignorance = torch.full_like(z[..., :1], log_classes(logits))
-    opinion = torch.cat((z, ignorance), -1).softmax(-1) + 1e-7
-    return -(opinion * opinion.log()).sum(-1)
+    return torch.cat((z, ignorance), -1).softmax(-1)
+
+
+def opinion_entropy(logits: Tensor) -> Tensor:
+    """The entropy of COME's opinion.
+
+    >>> round(opinion_entropy(torch.tensor([[2.0, 0.0, 0.0]])).item(), 4)
+    1.0579
+    """
+    shares = opinion(logits) + 1e-7
+    return -(shares * shares.log()).sum(-1)
 
 
 UNCERTAINTIES = {"entropy": entropy, "come": opinion_entropy}

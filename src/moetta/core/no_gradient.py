@@ -46,7 +46,7 @@ class NoGradientAdapter(Adapter[C]):
             self.head.learning = False
         fresh = {name: value.clone() for name, value in self.head.fresh.items()}
         self.head.fresh = {}
-        return Objective(logits, running=dict(fresh))
+        return Objective(logits, running=dict(fresh), skipped=self.head.skipped)
 
     def predict(self, inputs: Inputs) -> Tensor:
         """Predict without learning."""
@@ -59,7 +59,7 @@ class NoGradientAdapter(Adapter[C]):
 
     def _forward(self, inputs: Inputs) -> Tensor:
         self._hand_over()
-        self.head.fresh = {}
+        self.head.fresh, self.head.skipped = {}, None
         with listening(self.network, self._found) as heard:
             logits = inputs.logits(self.model)
         heard.of(logits, self._found, inputs.share)  # refuses a model with another classifier

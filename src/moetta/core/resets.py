@@ -56,6 +56,16 @@ class ASRValues:
     keep: float
     steepness: float
 
+    def moved(self, threshold: float, now: float, flipped: float) -> float:
+        """The threshold after a batch whose answers differ from the source's in this share."""
+        slow = self.follow * flipped + 1 - self.follow
+        return slow * threshold + (1 - slow) * now
+
+    def kept(self, drop: float, count: int) -> int:
+        """How many of so many tensors stay, from the first on, at a drop below the threshold."""
+        share = max(self.keep - self.steepness * drop, 0.0)
+        return math.ceil(round(share * count, 9))
+
 
 ASR = {
     "asr": ASRValues(0.99, 5.0, 0.005, 0.5, 50.0),
@@ -167,13 +177,11 @@ class Concentration:
         before = running[f"{POLICY}threshold"]
         threshold = start if before is None else float(before)
         if now < threshold:
-            kept = max(values.keep - values.steepness * (threshold - now), 0.0)
             self._remember()
-            adapter.start_over(math.ceil(round(kept * len(adapter.trained), 9)))
+            adapter.start_over(values.kept(threshold - now, len(adapter.trained)))
             threshold = start
         else:
-            slow = values.follow * flipped + 1 - values.follow
-            threshold = slow * threshold + (1 - slow) * now
+            threshold = values.moved(threshold, now, flipped)
         at = logits.device
         running[f"{POLICY}threshold"] = torch.tensor(threshold, dtype=torch.float64, device=at)
         weight = values.pull * flipped**2

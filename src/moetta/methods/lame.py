@@ -38,18 +38,26 @@ class LAMEConfig(Config):
         positive(self, "neighbours")
 
 
-def rbf_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """exp(-d²/2σ²) between unit-length features [B, B]; σ is the mean distance to a neighbour."""
+ALONE = "an image without others that differ has nothing to agree with"
+
+
+def rbf_affinity(features: Tensor, neighbours: int) -> Tensor | None:
+    """exp(-d²/2σ²) between unit-length features [B, B]; σ is the mean distance to a neighbour.
+
+    None if all neighbours are copies, or there are none: σ would be zero.
+    """
     distance = _distances(features)
     nearest = min(neighbours, len(features))
     sigma = distance.kthvalue(nearest, dim=1).values.mean()
-    if sigma == 0:  # one sample, or only copies of one: alike, or infinitely far apart
-        return (distance == 0).to(distance.dtype)
+    if sigma == 0:
+        return None
     return (-((distance / sigma) ** 2) / 2).exp()
 
 
-def knn_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """1 from each sample to its nearest others, made symmetric [B, B]."""
+def knn_affinity(features: Tensor, neighbours: int) -> Tensor | None:
+    """1 from each sample to its nearest others, made symmetric [B, B]; None for a single one."""
+    if len(features) == 1:
+        return None
     distance = _distances(features).fill_diagonal_(float("inf"))
     nearest = distance.topk(min(neighbours, len(features) - 1), largest=False).indices
     links = torch.zeros_like(distance).scatter_(1, nearest, 1.0)
@@ -92,9 +100,13 @@ class SmoothingHead(WrappedHead):
     def _agreed(self, checked: Tensor, logs: Tensor) -> Tensor:
         sound = checked.isfinite().all(1) & logs.isfinite().any(1)
         if not sound.any():
+            self.skipped = "non-finite features"
             return logs
         affinity = rbf_affinity if self.config.affinity == "rbf" else knn_affinity
         weights = affinity(checked[sound], self.config.neighbours)
+        if weights is None:
+            self.skipped = ALONE
+            return logs
         y = smoothed(logs[sound].exp(), weights).clamp(min=torch.finfo(logs.dtype).tiny)
         return logs.index_copy(0, sound.nonzero().squeeze(1), y.log())
 

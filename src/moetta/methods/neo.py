@@ -71,6 +71,7 @@ class RecentredHead(WrappedHead):
         """The mean after this batch, ignoring samples with non-finite features."""
         features = features[features.isfinite().all(1)]
         if not len(features):
+            self.skipped = "non-finite features"
             return self.mean
         before = torch.zeros_like(features[0]) if self.mean is None else self.mean
         if self.decay is not None:  # starts at zero, so early batches are corrected too little

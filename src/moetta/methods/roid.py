@@ -85,9 +85,11 @@ def sample_weights(probabilities: Tensor, average: Tensor, temperature: float) -
 
 
 def _stretched(values: Tensor) -> Tensor | None:
-    """Values rescaled to 0..1; None if they are all equal."""
+    """Values rescaled to 0..1; None if all are equal, as far as float32 can tell."""
     low, high = values.min(), values.max()
-    return None if low == high else (values - low) / (high - low)
+    if high - low <= 1e-6 * (1 + values.abs().max()):
+        return None
+    return (values - low) / (high - low)
 
 
 def smoothed_prior(probabilities: Tensor) -> Tensor:
@@ -101,6 +103,22 @@ def smoothed_prior(probabilities: Tensor) -> Tensor:
     shares = probabilities.mean(0)
     smooth = max(1 / samples, 1 / classes) / shares.max()
     return (shares + smooth) / (1 + smooth * classes)
+
+
+def kalman(variance: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """How much of CMF's anchor a step keeps, and its variance afterwards.
+
+    >>> kept, variance = [], torch.zeros(())
+    >>> for _ in range(3):
+    ...     share, variance = kalman(variance, 0.005)
+    ...     kept.append(round(share.item(), 6))
+    >>> kept
+    [0.995, 0.990172, 0.985554]
+    """
+    variance = 0.99**2 * variance + noise
+    keep = ((1 - noise) / (variance + 1 - noise)).clamp(min=CMF_LEAST)
+    keep = torch.where(keep >= CMF_MOST, torch.ones_like(keep), keep)
+    return keep, keep * variance
 
 
 @register(
@@ -217,10 +235,7 @@ class ROID(NormAffineAdapter[ROIDConfig]):
         noise = CMF_NOISE * count / CMF_PARAMETERS
         variance = self.running["variance"]
         assert variance is not None
-        variance = 0.99**2 * variance + noise
-        keep = ((1 - noise) / (variance + 1 - noise)).clamp(min=CMF_LEAST)
-        keep = torch.where(keep >= CMF_MOST, torch.ones_like(keep), keep)
-        self.running["variance"] = keep * variance
+        keep, self.running["variance"] = kalman(variance, noise)
         anchors: dict[str, Tensor] = {}
         for name, parameter in self.trained.items():
             before = self.running[f"anchor.{name}"]

@@ -282,12 +282,16 @@ class RoTTA(NormAffineAdapter[RoTTAConfig]):
         loss = (weights * differences).mean()
         step.losses["memory"] = loss
         step.forwards += 2 * len(batch)
-        step.skipped = self.descend(loss)
-        if step.skipped is None:
-            step.backwards += len(batch)
-            for name, norm in self.slow.items():
-                self.running |= {f"mean.{name}": norm.mean, f"var.{name}": norm.var}
-            self.teacher.follow(self.config.decay)
+        failed = self.descend(loss)
+        if failed is not None:
+            self._hand_over()  # this pass's statistics are not kept
+            step.skipped = step.skipped and failed  # an earlier step of this batch counts
+            return
+        step.skipped = None
+        step.backwards += len(batch)
+        for name, norm in self.slow.items():
+            self.running |= {f"mean.{name}": norm.mean, f"var.{name}": norm.var}
+        self.teacher.follow(self.config.decay)
 
     def _learning(self, on: bool) -> None:
         for norm in self.slow.values():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moetta.core.adapter import Source
@@ -17,6 +18,8 @@ from moetta.core.pixels import PixelConfig, Pixels
 from moetta.core.predictor import PredictorAdapter, PredictorConfig
 from moetta.methods.registry import Citation, Drawn, register
 
+ETA_E0, ETA_MARGIN = 0.4, 0.05
+
 
 @dataclass(frozen=True)
 class SPAConfig(PixelConfig, PredictorConfig):
@@ -25,11 +28,13 @@ class SPAConfig(PixelConfig, PredictorConfig):
     Attributes:
         seed: seed of the views.
         window: side of the square of low frequencies that may be dropped, as a share of the image.
-        frequency_drop: probability with which each of them is dropped.
+        frequency_drop: probability with which each of them is drawn to be dropped; the opposite
+            frequency then goes too, so that more than this share is dropped.
         noise: mean share of noise in the second view.
         noise_lr: rate at which the noise moves to where it disturbs most.
         patch: side of the patches that share one amount of noise, in pixels.
-        extra: another loss on the clean prediction: none, Tent's entropy, or ETA's on sure samples.
+        extra: another loss on the clean prediction: none, Tent's entropy, or ETA's on samples that
+            are sure and new.
         extra_weight: weight of that loss.
     """
 
@@ -132,12 +137,16 @@ class SPA(PredictorAdapter[SPAConfig]):
 
     over_ranks = True
 
+    _seen: Tensor | None
+
     def build(self, source: Source) -> None:
         """Train the norm layers and the predictor."""
         super().build(source)
         self.pixels = Pixels(self, self.config, "use another method")
         self.pixels.require_known()
         self.running |= {"noise": None, "noise_momentum": None}
+        if self.config.extra == "eta":
+            self.running["probability"] = None
 
     def objective(self, inputs: Inputs) -> Objective:
         """How far the views' predictions are from the clean one, where they are less sure."""
@@ -152,7 +161,7 @@ class SPA(PredictorAdapter[SPAConfig]):
         self._noise = self._amounts(images).requires_grad_(True)
         losses: dict[str, Tensor] = {}
         selected = torch.zeros(size, dtype=torch.bool, device=images.device)
-        self._pairs = 0
+        self._pairs, self._seen = 0, None
         for name, view in (("frequencies", self._dropped(images)), ("noise", self._noisy(images))):
             online = self.branches(inputs.with_images(view))[1].log_softmax(-1)
             harder = target.amax(-1) > online.detach().amax(-1)
@@ -162,7 +171,10 @@ class SPA(PredictorAdapter[SPAConfig]):
             self._pairs += int(harder.sum())
         entropies = entropy(logits)
         if config.extra != "none":
-            losses["extra"] = config.extra_weight * self._extra(logits, entropies)
+            extra, sure = self._extra(logits, entropies)
+            losses["extra"] = config.extra_weight * extra
+            selected |= sure
+            self._pairs += int(sure.sum())
         return Objective(
             logits, losses, selected=selected, entropy=entropies.detach(), forwards=3 * size
         )
@@ -185,16 +197,24 @@ class SPA(PredictorAdapter[SPAConfig]):
             else:
                 self.step_along(grads[:-1])
                 self._raise_noise(grads[-1])
+                if self._seen is not None:
+                    self.running["probability"] = self._seen
                 step.backwards = self._pairs
         return step
 
-    def _extra(self, logits: Tensor, entropies: Tensor) -> Tensor:
-        """Tent's loss, or ETA's on sure samples."""
+    def _extra(self, logits: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor]:
+        """Tent's loss, or ETA's on samples that are sure and new; and which samples it is of."""
         if self.config.extra == "tent":
-            return entropies.mean()
-        e0 = 0.4 * log_classes(logits)
-        sure = entropies.detach() < e0
-        return masked_mean(reliability(entropies, e0) * entropies, sure)
+            return entropies.mean(), torch.ones_like(entropies, dtype=torch.bool)
+        e0 = ETA_E0 * log_classes(logits)
+        kept = entropies.detach() < e0
+        p, average = logits.detach().float().softmax(-1), self.running["probability"]
+        if average is not None:
+            kept = kept & (F.cosine_similarity(average[None], p, dim=1).abs() < ETA_MARGIN)
+        if kept.any():
+            fresh = p[kept].mean(0)
+            self._seen = fresh if average is None else 0.9 * average + 0.1 * fresh
+        return masked_mean(reliability(entropies, e0) * entropies, kept), kept
 
     def _amounts(self, images: Tensor) -> Tensor:
         """How much noise each patch gets; the same for all at first."""

@@ -19,6 +19,8 @@ from moetta.methods.registry import Citation, Drawn, register
 class ZeroSiamConfig(PredictorConfig):
     """ZeroSiam. The rates are the authors' for a ViT-B and batches of 64; presets have others.
 
+    The authors change both rates in proportion to the batch size; ours stay as they are given.
+
     Attributes:
         seed: not used.
         alignment: weight of the divergence between the two branches (alpha).

@@ -103,6 +103,7 @@ class WrappedHead(nn.Module):
         classifier: the original layer.
         learning: whether the current pass learns from its batch.
         fresh: the running values after this batch, by name.
+        skipped: why this batch says nothing to learn or correct by; None if it does.
     """
 
     def __init__(self, classifier: nn.Linear) -> None:
@@ -110,6 +111,7 @@ class WrappedHead(nn.Module):
         self.classifier = classifier
         self.learning = False
         self.fresh: dict[str, Tensor] = {}
+        self.skipped: str | None = None
 
     def check(self, features: Tensor) -> Tensor:
         """Refuse features that are not one vector per sample; returns them in float32."""
