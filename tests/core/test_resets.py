@@ -60,6 +60,30 @@ def test_the_concentration_of_the_definition() -> None:
     assert concentration(torch.tensor([[3.0, 1.0, 0.0, 0.0]])) == pytest.approx(0.672078, abs=1e-6)
 
 
+def test_the_threshold_follows_as_in_the_definition() -> None:
+    e, found = 0.0, []
+    for _ in range(3):
+        e = ASRValues(0.15, 5.0, 0.5, 0.5, 20.0).moved(e, 1.0, 0.5)
+        found.append(e)
+    assert found == pytest.approx([0.075, 0.144375, 0.208547], abs=1e-6)
+
+
+@pytest.mark.parametrize(("slow", "batches"), [(0.91, 47), (0.41, 5)])
+def test_on_a_steady_stream_the_threshold_is_a_timer(slow: float, batches: int) -> None:
+    """From a gap of 4.4 to one of 0.05."""
+    values, e = ASRValues(1.0, 0.0, 1.0, 1.0, 0.0), 0.0
+    for _ in range(batches):
+        e = values.moved(e, 4.4, slow)
+    assert 4.4 - e == pytest.approx(0.05, abs=0.003)
+
+
+def test_how_many_tensors_stay() -> None:
+    values = ASRValues(0.15, 5.0, 0.5, 0.5, 20.0)
+    assert values.kept(0.01, 10) == 3
+    assert values.kept(0.0, 10) == 5
+    assert values.kept(1.0, 10) == 0
+
+
 def test_several_batches_of_asr_agree_with_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tent under ASR, with constants that reset some tensors on the way."""
     values = ASRValues(follow=0.15, pull=5.0, start=0.9, keep=0.6, steepness=1.0)
@@ -156,6 +180,38 @@ def test_asr_needs_something_to_reset() -> None:
 def test_asr_with_roid_needs_its_prior_correction_off() -> None:
     with pytest.raises(ValueError, match='set prior="off" too'):
         moetta.adapt(small_vit(), "roid", reset="asr-roid")
+
+
+def test_asr_resets_roids_model_and_leaves_its_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Any batch lies below such a threshold, and nothing is kept.
+    values = ASRValues(follow=0.9, pull=0.0, start=100.0, keep=0.0, steepness=0.0)
+    monkeypatch.setitem(ASR, "asr-roid", values)
+    adapter = moetta.adapt(
+        small_vit(), "roid", lr=0.05, prior="off", reset="asr-roid", consistency=False
+    )
+    anchor = {name: value.clone() for name, value in adapter._source.items()}  # type: ignore[attr-defined]
+    start = learnt(adapter)
+    for turn in range(2):
+        adapter(images(8, turn))
+        assert adapter.last is not None
+        assert adapter.last.skipped is None
+        assert same(learnt(adapter), start)
+        assert adapter.state_dict().get("running.probability") is None
+    assert all(torch.equal(anchor[k], v) for k, v in adapter._source.items())  # type: ignore[attr-defined]
+
+
+def test_a_full_reset_after_asr_is_to_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = ASRValues(follow=0.15, pull=5.0, start=0.9, keep=0.6, steepness=1.0)
+    monkeypatch.setitem(ASR, "asr", values)
+    adapter = moetta.adapt(small_vit(), "tent", lr=0.2, reset="asr")
+    start = adapter.state_dict()
+    for turn in range(6):
+        adapter(images(6, turn))
+    assert "running.reset.importance.norm.weight" in adapter.state_dict()  # it did reset
+    adapter.reset()
+    after = adapter.state_dict()
+    assert after.keys() == start.keys()
+    assert all(torch.equal(after[name], start[name]) for name in start)
 
 
 def test_older_results_stay_comparable() -> None:

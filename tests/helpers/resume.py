@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.models import images
-from helpers.trials import METHODS, make
+from helpers.trials import ON_A_VIT, make
 
 FIRST, SECOND = range(10), range(10, 20)
 
@@ -22,7 +22,7 @@ FIRST, SECOND = range(10), range(10, 20)
 def main(folder: Path, task: str) -> None:
     torch.set_num_threads(1)
     if task == "continue":
-        for method in METHODS:
+        for method in ON_A_VIT:
             adapter = make(method)
             adapter.load(folder / f"{method}.safetensors")
             logits = {str(seed): adapter(images(4, seed)) for seed in SECOND}

@@ -67,6 +67,8 @@ BATCHWISE = {
 }
 METHODS = [name for name in moetta.list_methods() if name not in BATCHWISE]
 
+ON_A_VIT = [name for name in moetta.list_methods() if (name, VIT.name) not in REFUSED]
+
 LEARNS_NOTHING = {
     m.name for m in moetta.list_methods().values() if m.group in ("baseline", "no-gradient")
 }

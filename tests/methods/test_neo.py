@@ -50,6 +50,22 @@ def test_several_batches_agree_with_a_plain_computation(kind: str) -> None:
     torch.testing.assert_close(state["running.mean"], mean, rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_not_finite_does_not_count() -> None:
+    adapter = moetta.adapt(small_vit(), "neo")
+    adapter(images(4, 0))
+    before = adapter.state_dict()
+    adapter(images(4, 1) * 1e30)  # finite images whose features are not
+    assert adapter.last is not None
+    assert adapter.last.skipped == "non-finite features"
+    after = adapter.state_dict()
+    for name in ("running.mean", "running.count"):
+        assert torch.equal(before[name], after[name])
+    head = RecentredHead(nn.Linear(2, 2), None)
+    head.learning = True
+    head(torch.tensor([[1.0, 3.0], [float("nan"), 1.0]]))
+    torch.testing.assert_close(head.fresh["mean"], torch.tensor([1.0, 3.0]))
+
+
 def test_a_known_source_mean_leaves_source_images_nearly_alone() -> None:
     source = images(32, 5)
     adapter = moetta.adapt(small_vit(), "neo", source_mean=True, source=source)

@@ -104,9 +104,11 @@ class Styles(nn.Module):
             first = r["style_first"].clone()
             first[room] = styles[: room.stop - room.start]
             new["style_first"] = first
-            if room.stop == len(first):
-                scale = (var + 1e-6).sqrt()
-                centres, members = k_means(first / scale, self.count, self.seed)
+            scale = (var + 1e-6).sqrt()
+            scaled = first / scale
+            # A batch that is not finite will be skipped; it must not stop the stream here.
+            if room.stop == len(first) and torch.isfinite(scaled).all():
+                centres, members = k_means(scaled, self.count, self.seed)
                 new |= {"style_centres": centres * scale, "style_members": members}
         return new
 
