@@ -87,7 +87,7 @@ def sample_weights(probabilities: Tensor, average: Tensor, temperature: float) -
 def _stretched(values: Tensor) -> Tensor | None:
     """Values rescaled to 0..1; None if all are equal, as far as float32 can tell."""
     low, high = values.min(), values.max()
-    if high - low <= 1e-6 * (1 + values.abs().max()):
+    if high - low <= 4 * torch.finfo(values.dtype).eps * (1 + values.abs().max()):
         return None
     return (values - low) / (high - low)
 
