@@ -243,6 +243,29 @@ def test_streams_learn_apart(client):
     assert state(client, **{"X-Stream-Id": "three"}) == {"name": "three", "in_memory": False}
 
 
+def test_each_stream_has_its_own_history_and_reasons(client):
+    stream = {"X-Stream-Id": "one"}
+    for _ in range(4):
+        predict(client, picture(1), headers=stream)  # the same image: one class
+    for seed in range(20):
+        predict(client, picture(seed))
+    client.post("/v1/adapt/pause", headers={**ADMIN, **stream})
+    until(lambda: client.get("/v1/state", params={"since": 0}).json()["rows"])
+
+    def last(**headers):
+        found = client.get("/v1/state", params={"since": 0}, headers=headers).json()
+        return found["rows"][-1] if found["rows"] else {"concentration": None}
+
+    until(lambda: last(**stream)["concentration"] == 1.0)
+    until(lambda: last()["concentration"] not in (None, 1.0))
+    assert last(**{"X-Stream-Id": "nobody"})["concentration"] is None
+    one = client.get("/v1/state", headers=stream).json()
+    assert one["adapting"] == {"paused": True, "reason": "paused by an operator"}
+    assert client.get("/v1/state").json()["adapting"]["reason"].startswith("learning")
+    assert one["stream"]["images"] == 4
+    assert state(client)["images"] == 20  # not counted again when they were learnt from
+
+
 def test_weights_that_broke_start_over_and_the_batch_is_answered(tmp_path):
     with TestClient(app(lr=1e30)) as client:
         expected = predict(client, picture(9)).json()["predictions"]

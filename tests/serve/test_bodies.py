@@ -58,6 +58,7 @@ def test_bad_bodies_are_refused_with_a_reason(body, kind, status):
         split(body, kind, 3)
     assert refused.value.status == status
     assert len(refused.value.reason) > 10
+    assert ("the content type is missing" in refused.value.reason) is (kind == "")
 
 
 def test_uploads_share_one_budget_and_give_it_back():

@@ -42,6 +42,15 @@ def test_other_colour_modes_become_rgb(mode):
     assert found.float().mean() > 190
 
 
+def test_transparency_in_a_palette_is_ignored_without_a_warning(recwarn):
+    image = Image.new("RGB", (4, 4), (200, 100, 50)).convert("P", palette=Image.Palette.ADAPTIVE)
+    for transparency in (0, bytes(range(256))):
+        out = io.BytesIO()
+        image.save(out, "PNG", transparency=transparency)
+        assert decoded(out.getvalue())[:, 0, 0].tolist() == [200, 100, 50]
+    assert not recwarn.list
+
+
 def test_sixteen_bits_keep_their_brightness():
     out = io.BytesIO()
     Image.fromarray(np.full((4, 4), 32_768, dtype=np.uint16)).save(out, "PNG")

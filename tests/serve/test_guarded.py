@@ -2,6 +2,7 @@
 
 import base64
 import io
+import time
 
 import numpy as np
 import torch
@@ -80,3 +81,35 @@ def test_a_restart_continues_guard_and_all(tmp_path):
     with TestClient(guarded(state=tmp_path)) as client:
         assert client.get("/v1/state").json()["stream"]["step"] == before
         assert predict(client, 99).json()["predictions"] == answer
+
+
+def test_the_page_is_told_that_the_guard_stopped_learning():
+    with TestClient(guarded(lr=1e3)) as client:
+        for seed in range(0, 400, 8):
+            batch(client, seed)
+            if client.get("/v1/state").json()["stream"]["guard_events"]:
+                break
+        batch(client, 0)
+        predict(client, 0)
+        found = client.get("/v1/state").json()
+        assert found["adapting"]["reason"].startswith("the guard stopped learning for ")
+        end = time.monotonic() + 20
+        while 'moetta_batches_total{learning="guard"} 0.0' in client.get("/metrics").text:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_methods_that_learn_nothing_are_guarded_too():
+    model = small_vit()
+
+    def build():
+        adapter = moetta.adapt(model, "lame")
+        return Guard(adapter, sample=4), adapter
+
+    settings = Settings(allowed_hosts=("testserver",), max_wait_ms=1.0, learn_samples=4)
+    with TestClient(create_app(classifier(), build, settings)) as client:
+        for seed in range(0, 32, 8):
+            batch(client, seed)
+        found = client.get("/v1/state").json()
+        assert found["stream"]["guarded"] is True
+        assert "guard" in found["adapting"]["reason"]

@@ -24,6 +24,7 @@ from moetta.core.config import parse_overrides
 from moetta.data.catalogue import SMALL_SETS
 from moetta.data.preprocess import Preprocess, preprocess_for
 from moetta.guard import Guard
+from moetta.methods import find
 from moetta.serve import Classifier, Settings, create_app, run
 from moetta.serve.tenant import Answering, Build
 from moetta.zoo.by_name import load_model
@@ -337,14 +338,19 @@ def make_adapter(options: Serve, model: nn.Module) -> tuple[Answering, Adapter]:
     if options.preset is not None:
         fields = {}
     overrides = {} if options.method == "noadapt" else dict(parse_overrides(options.set))
-    adapter = adapt(
-        model,
-        options.method,
-        preset=options.preset or "paper",
-        source=options.source,
-        **{**fields, **overrides},
-    )
-    if not options.guard or not adapter.trained:
+    method = find(options.method)
+    config = method.config.preset(options.preset or "paper", **{**fields, **overrides})
+    if options.mean is not None and options.std is not None:
+        config = config.with_pixels(options.mean, options.std)
+    if config.needs_source and options.source is None:
+        raise ValueError(
+            f"{options.method} needs source images, of which a server has none: make the adapter "
+            "once in Python with source=images, write what it computed with "
+            "adapter.save_source(FILE), and start with --source FILE"
+            f"{method.adapter.without_source}"
+        )
+    adapter = adapt(model, config, source=options.source)
+    if not options.guard or options.method == "noadapt":
         return adapter, adapter
     return Guard(adapter), adapter
 

@@ -22,6 +22,8 @@ class NotFinite(Exception):
 class Answer:
     """Called with the logits of a batch as soon as they are final: answers every request in it.
 
+    Logits beyond those of the requests belong to images that kept them company.
+
     Args:
         jobs: the batch.
         labels: names of the classes.
@@ -30,6 +32,7 @@ class Answer:
 
     Attributes:
         tenant: whose adapter answers.
+        routed: whether the adapter was asked, and so its experts.
         given: when the answers were given, in monotonic seconds; 0 before.
         classes: each image's class [B].
         entropy: each prediction's entropy [B].
@@ -48,6 +51,7 @@ class Answer:
         self._metrics = metrics
         self._give_way = give_way
         self.tenant: Tenant | None = None
+        self.routed = True
         self.given = 0.0
         self.classes = torch.zeros(0, dtype=torch.long)
         self.entropy = torch.zeros(0)
@@ -68,12 +72,15 @@ class Answer:
         logits = logits.float()
         if not bool(torch.isfinite(logits).all()):
             raise NotFinite
+        size = len(self._jobs)
+        # A guard that answers with the source model asks no experts.
+        if self.routed and self.tenant.mode != "source":
+            routing = self.tenant.adapter.routing(len(logits))
+            self.routing = {name: experts[:size] for name, experts in routing.items()}
+        logits = logits[:size]
         log_p = logits.log_softmax(1)
         p = log_p.exp()
         self.entropy = -(p * log_p).sum(1)
-        # A guard that answers with the source model asks no experts.
-        if getattr(self.tenant.answering, "mode", "adapt") != "source":
-            self.routing = self.tenant.adapter.routing(len(logits))
         most = min(max(job.ticket.top_k for job in self._jobs), logits.shape[1])
         top = p.topk(most)
         self.classes = top.indices[:, 0]

@@ -98,11 +98,13 @@ def split(body: bytes, content_type: str, max_images: int) -> list[Part]:
         return _multipart(body, options.get(b"boundary"), max_images)
     if name == "application/json":
         return _json(body, max_images)
+    problem = (
+        f"content type {name[:80]!r} is not accepted" if name else "the content type is missing"
+    )
     raise Refusal(
         415,
-        f"content type {name[:80] or 'missing'!r} is not accepted; send image/jpeg, image/png or "
-        "image/webp (the file itself), multipart/form-data, or application/json (a list of "
-        "base64 strings)",
+        f"{problem}; send image/jpeg, image/png or image/webp (the file itself), "
+        "multipart/form-data, or application/json (a list of base64 strings)",
     )
 
 

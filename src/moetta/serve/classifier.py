@@ -39,3 +39,10 @@ class Classifier:
         mean = torch.tensor(self.mean, device=device).view(shape) * 255
         std = torch.tensor(self.std, device=device).view(shape) * 255
         return stacked.float().sub_(mean).div_(std)
+
+    def source(self, images: Tensor) -> Tensor:
+        """The source model's logits."""
+        with torch.inference_mode():
+            output = self.model(images)
+        logits: Tensor = getattr(output, "logits", output)
+        return logits

@@ -92,6 +92,8 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise Refusal(422, "the image's pixels have an unknown range; convert it to 8 or 16 bits")
+    elif image.mode == "P" and "transparency" in image.info:  # else Pillow warns
+        image = image.convert("RGBA")
     return image.convert("RGB")
 
 

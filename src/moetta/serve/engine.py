@@ -4,6 +4,10 @@ The order of things is the point of this file. A batch that is large enough is a
 the adapter's own call, before its update runs. A smaller one is answered without learning and put
 into the tenant's pool, which is learnt from when it holds enough images. When too many images wait,
 nothing is learnt at all.
+
+Where an answer depends on the other images of its batch, as with a batch's statistics in BatchNorm
+layers, a small batch is answered together with the tenant's latest images: alone, it would be
+answered by statistics that no guard ever looked at.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from torch import Tensor
 from moetta.serve import decode
 from moetta.serve.answer import Answer, NotFinite
 from moetta.serve.classifier import Classifier
+from moetta.serve.company import depends_on_company, latest, with_company
 from moetta.serve.jobs import Batch, Job, JobQueue, deliver
 from moetta.serve.metrics import START_OVER, Metrics
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
-from moetta.serve.tenant import DEFAULT, Tenant
+from moetta.serve.tenant import DEFAULT, PAUSED, WAITING, Tenant
 from moetta.serve.tenants import Tenants
 from moetta.serve.watch import Recent, Watch
 
@@ -61,8 +66,8 @@ class Engine:
         self.on_update: Callable[[Tenant], None] = lambda tenant: None
         """Called in the engine's thread after every update."""
         self.recent: dict[str, Recent] = {}
-        self.why = "waiting for the first images"
-        """Whether the last batch was learnt from, in words."""
+        self.in_company = False
+        """Whether an answer depends on the other images of its batch."""
         self._thread = threading.Thread(target=self._run, name="moetta-engine", daemon=True)
 
     # --- from other threads ---------------------------------------------------------------------
@@ -73,6 +78,7 @@ class Engine:
         blank = decode.pixels(Image.new("RGB", (64, 64)), self.classifier.prepare)
         with tenant.answering.paused():
             logits = tenant.answering(self.classifier.batch([blank]))
+        self.in_company = depends_on_company(tenant.adapter, self.classifier.batch([blank]))
         if logits.shape[1] != len(self.classifier.labels):
             raise ValueError(
                 f"the model has {logits.shape[1]} classes, but there are "
@@ -88,6 +94,13 @@ class Engine:
         self.saved = self.tenants.close()
         if not self.saved:
             log.error("not everything that was learnt could be saved")
+
+    def why(self, name: str) -> str:
+        """Whether a tenant's last batch was learnt from and why not, in words."""
+        if self.paused:
+            return PAUSED
+        tenant = self.tenants.peek(name)
+        return WAITING if tenant is None else tenant.why
 
     @property
     def alive(self) -> bool:
@@ -154,8 +167,11 @@ class Engine:
                 learning = "failed"
                 self._start_over(tenant)
                 self._predict(tenant, images, answer, learn=False)
+            if self.in_company:
+                tenant.company = latest(tenant.company, images, self.settings.learn_samples)
             if learning == "pooled":
                 self._pool(tenant, images)
+            learning = self._became(tenant, learning)
         except Refusal as refusal:
             self.metrics.images.labels("refused").inc(len(batch.jobs))
             deliver([(job, refusal, 0) for job in batch.jobs])
@@ -181,6 +197,8 @@ class Engine:
         try:
             if learn:
                 logits = self._learn(tenant, images)
+            elif self.in_company and tenant.mode != "source":
+                logits = self._in_company(tenant, images, answer)
             else:
                 with tenant.answering.paused():
                     logits = tenant.answering(images)
@@ -188,6 +206,14 @@ class Engine:
             tenant.answering.on_prediction = None
         if not answer.given:  # the guard had the last word, or the method has it only now
             answer(logits)
+
+    def _in_company(self, tenant: Tenant, images: Tensor, answer: Answer) -> Tensor:
+        joined = with_company(images, tenant.company, self.settings.learn_samples)
+        if joined is None:
+            answer.routed = False
+            return self.classifier.source(images)
+        with tenant.answering.paused():
+            return tenant.answering(joined)
 
     def _start_over(self, tenant: Tenant) -> None:
         """The last line of defence: weights that give no numbers are worth nothing."""
@@ -198,25 +224,31 @@ class Engine:
         self.metrics.guard.labels(START_OVER).inc()
 
     def _learning(self, tenant: Tenant, images: int) -> str:
-        """Whether a batch is learnt from, in one word; `why` gets it in several."""
+        """What is done with a batch besides answering it, in one word."""
         waiting = self.queue.size + images  # with the batch itself, which waited too
-        if not tenant.learns:
-            self.why = f"{tenant.adapter.method} learns nothing"
+        if not (tenant.learns or tenant.guarded):
             return "fixed"
         if self.paused or tenant.paused:
-            self.why = "paused by an operator"
             return "paused"
         if waiting > self.settings.pressure:
-            self.why = (
+            tenant.doing = (
                 f"under pressure: {waiting} images wait, and above {self.settings.pressure} "
                 "nothing is learnt"
             )
             return "pressure"
         if images < self.settings.learn_samples:
-            self.why = f"learning; small batches are pooled into {self.settings.learn_samples}"
+            tenant.doing = f"learning; small batches are pooled into {self.settings.learn_samples}"
             return "pooled"
-        self.why = "learning"
+        tenant.doing = "learning"
         return "learnt"
+
+    def _became(self, tenant: Tenant, learning: str) -> str:
+        """The same word, unless it turned out otherwise."""
+        if learning not in ("learnt", "pooled"):
+            return learning
+        if tenant.mode != "adapt":
+            return "guard"
+        return learning if tenant.learns else "fixed"
 
     def _pool(self, tenant: Tenant, images: Tensor) -> None:
         """Keep answered images; learn from them when there are enough and nobody waits long."""
@@ -235,11 +267,11 @@ class Engine:
         tenant.unsaved += 1
         self.on_update(tenant)
         last = tenant.answering.last
-        if last is None or last.skipped is None:
-            self.metrics.updates.inc()
-        else:
+        tenant.skipped = None if last is None else last.skipped
+        if tenant.skipped is not None:
             self.metrics.skipped.inc()
-            self.why = f"not learning: {last.skipped}"
+        elif tenant.learns:
+            self.metrics.updates.inc()
         return logits
 
     def _account(self, batch: Batch, answer: Answer, learning: str, begun: float) -> None:
@@ -259,6 +291,7 @@ class Engine:
         self.watch.batch(len(batch.jobs), learning in ("learnt", "pooled"))
         tenant = answer.tenant
         if tenant is not None and answer.given:
+            tenant.answered += len(batch.jobs)
             recent = self.recent.get(tenant.name)
             if recent is None:
                 experts = tenant.adapter.expert_counts()

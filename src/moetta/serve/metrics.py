@@ -54,8 +54,8 @@ class Metrics:
         self.batches = Counter(
             "moetta_batches_total",
             "Batches, by whether they were learnt from: learnt, pooled (learnt from later, with "
-            "others), pressure (too many images wait), paused, fixed (the method learns nothing), "
-            "failed",
+            "others), pressure (too many images wait), paused, guard (it stopped learning), fixed "
+            "(the method learns nothing), failed",
             ["learning"],
             registry=r,
         )
@@ -72,10 +72,14 @@ class Metrics:
             registry=r,
         )
         self.entropy = Gauge(
-            "moetta_entropy", "Mean entropy of recent predictions, as a share of ln C", registry=r
+            "moetta_entropy",
+            "Mean entropy of recent predictions of all streams in memory, as a share of ln C",
+            registry=r,
         )
         self.concentration = Gauge(
-            "moetta_concentration", "Share of recent predictions in the commonest class", registry=r
+            "moetta_concentration",
+            "Share of recent predictions in their stream's commonest class",
+            registry=r,
         )
         self.guard = Counter(
             "moetta_guard_events_total", "Interventions of the guard", ["action"], registry=r
@@ -98,7 +102,7 @@ class Metrics:
             self.guard.labels(action)
         for outcome in ("saved", "failed"):
             self.snapshots.labels(outcome)
-        for learning in ("learnt", "pooled", "pressure", "paused", "fixed", "failed"):
+        for learning in ("learnt", "pooled", "pressure", "paused", "guard", "fixed", "failed"):
             self.batches.labels(learning)
         for outcome in ("answered", "undecodable", "refused", "expired", "abandoned", "failed"):
             self.images.labels(outcome)

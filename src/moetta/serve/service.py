@@ -25,7 +25,7 @@ from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.settings import Settings
 from moetta.serve.tenant import DEFAULT, Build, Tenant
 from moetta.serve.tenants import Tenants
-from moetta.serve.watch import Watch
+from moetta.serve.watch import Watch, together
 
 log = logging.getLogger("moetta.serve")
 T = TypeVar("T")
@@ -105,23 +105,19 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(1)
-            recent = self.engine.recent.get(DEFAULT)
-            if recent is None and self.engine.recent:
-                recent = next(iter(self.engine.recent.values()), None)
-            entropy = None if recent is None else recent.mean_entropy
-            concentration = None if recent is None else recent.concentration
-            if entropy is not None:
-                self.metrics.entropy.set(entropy / self.max_entropy)
-            if concentration is not None:
-                self.metrics.concentration.set(concentration)
+            recent = self.engine.recent  # replaced, not emptied, when streams leave
+            self.watch.tick(self.queue.size, {name: one.seen for name, one in list(recent.items())})
             self.refresh()
-            self.watch.tick(self.queue.size, entropy, concentration)
 
     def refresh(self) -> None:
         """Bring the gauges up to date."""
         self.metrics.queue.set(self.queue.size)
         self.metrics.tenants.labels("memory").set(len(self.tenants))
         self.metrics.tenants.labels("known").set(self.tenants.known)
+        entropy, concentration = together(list(self.engine.recent.values()))
+        if entropy is not None and concentration is not None:
+            self.metrics.entropy.set(entropy / self.max_entropy)
+            self.metrics.concentration.set(concentration)
 
     @property
     def max_entropy(self) -> float:
@@ -203,6 +199,8 @@ class Service:
 
     def state(self, name: str = DEFAULT, since: float | None = None) -> dict[str, Any]:
         """What is true now of the service and of one tenant, and the seconds after ``since``."""
+        tenant = self.tenants.peek(name)
+        paused = self.engine.paused or (tenant is not None and tenant.paused)
         return {
             "version": __version__,
             "model": self.classifier.name,
@@ -210,8 +208,8 @@ class Service:
             "ready": self.ready,
             "uptime": round(time.monotonic() - self.watch.started, 1),
             "adapting": {
-                "paused": self.engine.paused,
-                "reason": "shutting down" if self.draining else self.engine.why,
+                "paused": paused,
+                "reason": "shutting down" if self.draining else self.engine.why(name),
             },
             "queue": {
                 "images": self.queue.size,
@@ -225,14 +223,13 @@ class Service:
             },
             "admin": self.settings.admin_token is not None,
             "stream": self._stream(name),
-            "rows": [] if since is None else self.watch.since(since),
+            "rows": [] if since is None else self.watch.since(since, name),
         }
 
     def _stream(self, name: str) -> dict[str, Any]:
         tenant = self.tenants.peek(name)
         if tenant is None:  # on disk, or new; looking at it does not bring it back
             return {"name": name, "in_memory": False}
-        totals = tenant.adapter.totals
         recent = self.engine.recent.get(name)
         events = list(getattr(tenant.answering, "events", ()))
         return {
@@ -243,8 +240,8 @@ class Service:
             "step": tenant.answering.steps,
             "paused": tenant.paused,
             "pool": {"images": tenant.pooled, "needed": self.settings.learn_samples},
-            "images": totals.samples,
-            "images_learnt_from": totals.selected,
+            "images": tenant.answered,
+            "images_learnt_from": tenant.adapter.totals.selected,
             "entropy": None if recent is None else recent.mean_entropy,
             "max_entropy": self.max_entropy,
             "concentration": None if recent is None else recent.concentration,

@@ -20,6 +20,8 @@ from moetta.serve.snapshots import Snapshot, Snapshots
 
 DEFAULT = "default"
 """The tenant of requests that name none."""
+WAITING = "waiting for the first images"
+PAUSED = "paused by an operator"
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -68,6 +70,10 @@ class Tenant:
         paused: an operator stopped it from learning.
         pool: images that were answered and wait to be learnt from.
         pooled: how many they are.
+        answered: images that were answered since it came into memory.
+        company: its latest images, if an answer depends on the other images of its batch.
+        doing: whether the last batch was learnt from, in words.
+        skipped: why the last update was none.
         unsaved: changes since the latest snapshot: updates, resets and rollbacks.
         saving: the snapshot that is being written.
         counted: the guard's actions that the metrics know of.
@@ -80,23 +86,50 @@ class Tenant:
     paused: bool = False
     pool: list[Tensor] = field(default_factory=list)
     pooled: int = 0
+    answered: int = 0
+    company: Tensor | None = None
+    doing: str = WAITING
+    skipped: str | None = None
     unsaved: int = 0
     saving: Future[Snapshot] | None = None
     counted: Counter[str] = field(default_factory=Counter)
 
     @property
     def learns(self) -> bool:
-        """Whether its method learns anything."""
-        return bool(self.adapter.trained)
+        """Whether its method carries anything from one batch to the next."""
+        return bool(self.adapter.trained or self.adapter.running)
 
     @property
     def guarded(self) -> bool:
         """Whether a guard stands around the adapter."""
         return self.answering is not self.adapter
 
+    @property
+    def mode(self) -> str:
+        """The guard's mode; any thread may ask."""
+        return str(getattr(self.answering, "mode", "adapt"))
+
+    @property
+    def why(self) -> str:
+        """Whether it learns and why not, in words; any thread may ask."""
+        if not (self.learns or self.guarded):
+            return f"{self.adapter.method} learns nothing"
+        if self.paused:
+            return PAUSED
+        if self.mode != "adapt":
+            who = "source model" if self.mode == "source" else "last good state"
+            left = self.answering.recovery.wait  # type: ignore[attr-defined]  # a guard has a mode
+            return f"the guard stopped learning for {left} more images; the {who} answers"
+        if not self.learns:
+            return f"{self.adapter.method} learns nothing; the guard watches its answers"
+        if self.skipped is not None and self.doing.startswith("learning"):
+            return f"not learning: {self.skipped}"
+        return self.doing
+
     def clear_pool(self) -> None:
         """Forget the images that wait to be learnt from."""
         self.pool, self.pooled = [], 0
+        self.skipped = None
 
 
 def tenant_name(header: str | None) -> str:

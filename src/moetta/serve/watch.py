@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ ROWS = 600
 """Seconds that are remembered."""
 MEMORY = 1000
 """Images over which entropy, classes and expert load are averaged."""
+
+
+Seen = tuple[float | None, float | None]
+"""Mean entropy and concentration of a stream's recent images; None before the first one."""
 
 
 class Recent:
@@ -49,6 +54,16 @@ class Recent:
             self._load = self._load * keep + _counts(places, rows * width).reshape(rows, width)
 
     @property
+    def images(self) -> float:
+        """How many images the averages rest on."""
+        return self._images
+
+    @property
+    def seen(self) -> Seen:
+        """Mean entropy and concentration."""
+        return self.mean_entropy, self.concentration
+
+    @property
     def mean_entropy(self) -> float | None:
         """Mean entropy in nats; None before the first image."""
         return self._entropy / self._images if self._images else None
@@ -68,6 +83,18 @@ class Recent:
         }
 
 
+def together(several: Sequence[Recent]) -> Seen:
+    """Mean entropy and concentration of several streams, each weighted by its recent images."""
+    seen = [(one.images, *one.seen) for one in several]
+    images = sum(n for n, _, _ in seen)
+    if not images:
+        return None, None
+    return (
+        sum(n * (entropy or 0.0) for n, entropy, _ in seen) / images,
+        sum(n * (concentration or 0.0) for n, _, concentration in seen) / images,
+    )
+
+
 def _counts(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return np.bincount(values, minlength=size)[:size]
 
@@ -77,7 +104,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self.rows: deque[dict[str, Any]] = deque(maxlen=ROWS)
+        self._rows: deque[tuple[dict[str, Any], dict[str, Seen]]] = deque(maxlen=ROWS)
         self._lock = threading.Lock()
         self._latencies: list[float] = []
         self._refused = 0
@@ -100,33 +127,39 @@ class Watch:
             self._batches += 1
             self._learnt += learnt
 
-    def tick(self, queue: int, entropy: float | None, concentration: float | None) -> None:
-        """Close the row of the last second."""
+    def tick(self, queue: int, seen: dict[str, Seen]) -> None:
+        """Close the row of the last second, in which the streams in memory looked like this."""
         latencies, self._latencies = sorted(self._latencies), []
         refused, self._refused = self._refused, 0
         with self._lock:
             images, batches, learnt = self._images, self._batches, self._learnt
             self._images = self._batches = self._learnt = 0
-        self.rows.append(
-            {
-                "t": round(time.monotonic() - self.started, 1),
-                "requests": len(latencies),
-                "refused": refused,
-                "images": images,
-                "batches": batches,
-                "learnt": learnt,
-                "queue": queue,
-                "p50": _quantile(latencies, 0.5),
-                "p95": _quantile(latencies, 0.95),
-                "p99": _quantile(latencies, 0.99),
-                "entropy": None if entropy is None else round(entropy, 4),
-                "concentration": None if concentration is None else round(concentration, 4),
-            }
-        )
+        row = {
+            "t": round(time.monotonic() - self.started, 1),
+            "requests": len(latencies),
+            "refused": refused,
+            "images": images,
+            "batches": batches,
+            "learnt": learnt,
+            "queue": queue,
+            "p50": _quantile(latencies, 0.5),
+            "p95": _quantile(latencies, 0.95),
+            "p99": _quantile(latencies, 0.99),
+        }
+        self._rows.append((row, seen))
 
-    def since(self, t: float) -> list[dict[str, Any]]:
-        """The rows after that time."""
-        return [row for row in list(self.rows) if row["t"] > t]
+    def since(self, t: float, stream: str) -> list[dict[str, Any]]:
+        """The rows after that time, with that stream's entropy and concentration."""
+        found = []
+        for row, seen in list(self._rows):
+            if row["t"] > t:
+                entropy, concentration = map(_rounded, seen.get(stream, (None, None)))
+                found.append({**row, "entropy": entropy, "concentration": concentration})
+        return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:

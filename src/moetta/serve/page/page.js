@@ -142,6 +142,7 @@ function show(state) {
   heatMap(stream.expert_load ?? {});
   const events = stream.guard_events ?? [];
   byId("events-none").hidden = events.length > 0;
+  byId("events-none").textContent = stream.guarded === false ? "No guard watches this stream." : "None.";
   byId("events").replaceChildren();
   for (const event of events.slice().reverse()) element(byId("events"), "li", {}, event.text);
   byId("token-label").hidden = !state.admin;
@@ -156,9 +157,9 @@ function facts(state, stream) {
   add("Stream", stream.name + (stream.in_memory ? "" : " (not in memory)"));
   add("Streams", `${state.streams.in_memory} in memory, ${state.streams.known} known, at most ${state.streams.limit}`);
   if (stream.in_memory) {
-    add("Images", `${number(stream.images, 9)} seen, ${number(stream.images_learnt_from, 9)} learnt from`);
+    add("Images", `${number(stream.images, 9)} answered since it came into memory, ${number(stream.images_learnt_from, 9)} learnt from in all`);
     add("Pool", `${stream.pool.images} of ${stream.pool.needed} images for the next update`);
-    add("Snapshots", stream.snapshots.length ? `${stream.snapshots.join(", ")}; ${stream.unsaved_updates} updates since` : "none yet");
+    add("Snapshots", stream.snapshots.length ? `${stream.snapshots.join(", ")}; ${stream.unsaved_updates} update${stream.unsaved_updates === 1 ? "" : "s"} since` : "none yet");
   }
   add("Learning stops", `above ${state.queue.learning_stops_above} waiting images; at ${state.queue.limit} requests are refused`);
   add("Up for", `${Math.round(state.uptime)} s, version ${state.version}`);
@@ -167,12 +168,14 @@ function facts(state, stream) {
 async function poll() {
   try {
     const since = rows.length ? rows[rows.length - 1].t : 0;
+    const asked = byId("stream").value;
     const answer = await fetch(`v1/state?since=${since}`, { headers: headers(false) });
     if (answer.status === 401) {
       byId("key-label").hidden = false;
       byId("what").textContent = "an API key is needed; enter it below";
     } else if (answer.ok) {
-      show(await answer.json());
+      const state = await answer.json();
+      if (asked === byId("stream").value) show(state);
     } else {
       byId("what").textContent = (await answer.json()).error;
     }
@@ -230,6 +233,8 @@ for (const name of ["dragover", "dragleave", "drop"]) {
   });
 }
 for (const id of ["try", "access"]) byId(id).addEventListener("submit", (event) => event.preventDefault());
+
+byId("stream").addEventListener("input", () => { rows = []; }); // entropy and concentration are the stream's
 
 // --- admin --------------------------------------------------------------------------------------
 
