@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.transforms import Bbox
 
-from moetta.figures.theme import DARK_PAPER, FAINT, LIGHT_PAPER, contrast
+from moetta.figures.theme import DARK_PAPER, FAINT, LIGHT_PAPER, contrast, difference
 from moetta.report.frames import Frames
 from moetta.report.pictures import inline_svg, leaders, styles
 from moetta.report.plots import by_domain, over_stream, pareto
@@ -102,6 +102,35 @@ def test_names_of_twenty_methods_cover_neither_each_other_nor_the_line(tmp_path:
     for a, b in pairwise(corners):
         piece = Bbox([np.minimum(a, b), np.maximum(a, b) + 1e-6])
         assert not any(box.overlaps(piece) for box in boxes)
+
+
+def test_a_method_that_fails_does_not_flatten_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path, "broken", accuracy=0.2, steps=20)
+    comparison = twenty_methods(tmp_path)
+    assert comparison.groups[-1].label == "broken"
+    picture = over_stream(comparison, Frames())
+    assert picture is not None
+    assert "The scale follows the coloured lines; broken leaves it." in picture.caption
+    for axes in picture.figure.axes:
+        low, high = axes.get_ylim()
+        loud = [line.get_ydata() for line in axes.lines if line.get_color() != FAINT]
+        assert high - low <= 3.5 * np.ptp(np.concatenate(loud))
+    costs = pareto(comparison)
+    assert costs is not None
+    assert "A triangle at the bottom is a method far below." in costs.caption
+    names = [text.get_text() for text in costs.figure.axes[0].texts]
+    assert f"broken, {comparison.groups[-1].accuracy.mean:.1f}" in names
+    low, _ = costs.figure.axes[0].get_ylim()
+    assert low > comparison.groups[-1].accuracy.mean
+
+
+def test_colours_that_look_alike_are_not_used_together(tmp_path: Path) -> None:
+    restyled(tmp_path, "tent", {"light": "#c2560c"})
+    restyled(tmp_path, "eata", {"light": "#b45309"})
+    (comparison,) = compared(tmp_path)
+    one, other = (style.color for style in styles(comparison.groups).values())
+    assert difference(one, other) >= 20
+    assert "#c2560c" in {one, other} or "#b45309" in {one, other}
 
 
 def test_the_heat_map_says_how_many_methods_it_leaves_to_the_table(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def _end_labels(axes: Any, curves: Sequence[Curve]) -> None:
     low, high = axes.get_ylim()
     gap = 1.18 * LABEL
     wanted = [tall * (value - low) / (high - low) for value, _, _ in ends]
-    places = _spread(wanted, gap, -gap, max(tall + gap, gap * len(ends) - gap))
+    # The top margin has room for half a line.
+    places = _spread(wanted, gap, -gap, max(tall + gap / 2, gap * len(ends) - 1.5 * gap))
     for (value, end, curve), place in zip(ends, places, strict=True):
         axes.annotate(
             shortened(curve.label, NAMES),

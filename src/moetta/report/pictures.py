@@ -11,8 +11,10 @@ from html import escape
 from matplotlib.figure import Figure
 
 from moetta.figures import FAINT, GRID, INK, PALETTE, on_dark, on_light, render
+from moetta.figures.theme import difference
 from moetta.results import BASELINE, Group
 
+ALIKE = 20  # colours that differ by less are taken for one
 LEADERS = 5  # groups drawn in colour besides the source model; more would hide each other
 # Colours that the page replaces, so that figures follow its light or dark theme.
 THEMED = {INK: "currentColor", GRID: "var(--grid)", FAINT: "var(--faint)"}
@@ -78,14 +80,17 @@ def styles(groups: Collection[Group]) -> dict[str, Style]:
     found: dict[str, Style] = {}
     for group in groups:
         style = None if group.variant or group.protocol else _own_style(group)
-        if style is not None and all(style.color != other.color for other in found.values()):
+        if style is not None and _stands_out(style.color, found):
             found[group.label] = style
-    used = {style.color for style in found.values()}
-    free = [Style(c, on_dark(c), marker) for c, marker in PALETTE if c not in used]
+    free = [Style(c, on_dark(c), marker) for c, marker in PALETTE if _stands_out(c, found)]
     for group in groups:
         if group.label not in found:
             found[group.label] = free.pop(0) if free else QUIET
     return found
+
+
+def _stands_out(color: str, found: Mapping[str, Style]) -> bool:
+    return all(difference(color, other.color) >= ALIKE for other in found.values())
 
 
 def _own_style(group: Group) -> Style | None:

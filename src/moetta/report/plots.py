@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +66,7 @@ def _gains_along(
     figure = canvas(5.2, right=room)
     figure.subplots_adjust(hspace=0.22)
     top, low = figure.subplots(2, 1, sharex=True)
+    lost: set[str] = set()
     for axes, curves, label in (
         (top, so_far, "Gain so far, points"),
         (low, window, "Gain in the window, points"),
@@ -71,7 +74,9 @@ def _gains_along(
         images = found[groups[0].label].mean.images
         zero = Curve("No adaptation", images, np.zeros(len(images)), color=FAINT)
         axes.set_ylabel(label)
-        draw_lines(axes, [zero, *curves])
+        shown, beyond = _in_reach(axes, curves, zero)
+        lost |= {groups[place].label for place in beyond}
+        draw_lines(axes, [zero, *shown])
     count_axis(low, "Images seen")
     size = _window(found[groups[0].label])
     ends = ", ".join(
@@ -83,7 +88,7 @@ def _gains_along(
         "Gain over the stream",
         "Points of accuracy above no adaptation on the same batches: over all images so far "
         f"(above), and in windows of about {size:,.0f} images (below).{spread}"
-        f"{_grey(groups, style)}",
+        f"{_grey(groups, style)}{_beyond(groups, lost)}",
         f"Lines of gain along the stream. Over the whole stream, in points: {ends}.",
         figure,
         themed(style.values()),
@@ -101,6 +106,7 @@ def _absolute(
     figure = canvas(3.1, right=label_room([curve.label for curve in curves]))
     axes = figure.subplots()
     axes.set_ylabel("Accuracy in the window, %")
+    curves, beyond = _in_reach(axes, curves)
     draw_lines(axes, curves)
     count_axis(axes, "Images seen")
     size = _window(found[groups[0].label])
@@ -112,11 +118,59 @@ def _absolute(
         f"accuracy-along-{slug(comparison.model, comparison.stream)}",
         "Accuracy over the stream",
         f"Each point is the accuracy in a window of about {size:,.0f} images{spread}."
-        f"{_grey(groups, style)}",
+        f"{_grey(groups, style)}{_beyond(groups, {groups[place].label for place in beyond})}",
         f"Lines of accuracy along the stream. In the last window: {ends}.",
         figure,
         themed(style.values()),
     )
+
+
+def _in_reach(
+    axes: Any, curves: Sequence[Curve], zero: Curve | None = None
+) -> tuple[list[Curve], list[int]]:
+    """Let the coloured lines decide the scale, so that one that fails does not flatten them.
+
+    Returns:
+        The lines, without the names of those that end beyond the scale; and which lines leave it.
+    """
+    loud = [np.asarray(curve.y) for curve in curves if not curve.quiet]
+    main = np.concatenate([*loud, *([] if zero is None else [np.asarray(zero.y)])])
+    every = np.concatenate([main, *(np.asarray(curve.y) for curve in curves)])
+    reach = _reach(main[np.isfinite(main)], every[np.isfinite(every)])
+    if reach is None:
+        return list(curves), []
+    low, high = reach
+    pad = 0.05 * (high - low)
+    axes.set_ylim(low - pad, high + pad)
+    shown, beyond = [], []
+    for place, curve in enumerate(curves):
+        y = np.asarray(curve.y)[np.isfinite(curve.y)]
+        gone = bool(y.size) and not low <= y[-1] <= high
+        if bool(((y < low) | (y > high)).any()):
+            beyond.append(place)
+        shown.append(replace(curve, label="") if gone else curve)
+    return shown, beyond
+
+
+def _reach(main: np.ndarray, every: np.ndarray) -> tuple[float, float] | None:
+    """The range to show, at most three times that of the main values; None if all fit."""
+    if not main.size:
+        return None
+    span = max(float(np.ptp(main)), 1.0)
+    low, high = float(main.min()) - span, float(main.max()) + span
+    if low <= every.min() and every.max() <= high:
+        return None
+    inside = every[(every >= low) & (every <= high)]
+    return float(inside.min()), float(inside.max())
+
+
+def _beyond(groups: Sequence[Group], lost: Collection[str]) -> str:
+    """Which groups leave the plot."""
+    names = [group.label for group in groups if group.label in lost]
+    if not names:
+        return ""
+    told = ", ".join(names) if len(names) <= 3 else f"{len(names)} of them"
+    return f" The scale follows the coloured lines; {told} leave{'s' * (len(names) == 1)} it."
 
 
 def _window(course: Course) -> float:
@@ -145,7 +199,12 @@ def pareto(comparison: Comparison) -> Picture | None:
     main = leaders([group for group, _, _ in points])
     style = styles(main)
     base = comparison.baseline
-    spots = [(x, accuracy.mean) for _, x, accuracy in points]
+    reach = _reach(
+        np.array([a.mean for g, _, a in points if g in main]),
+        np.array([a.mean for *_, a in points]),
+    )
+    floor = -np.inf if reach is None else reach[0] - 0.15 * (reach[1] - reach[0])
+    spots = [(x, max(accuracy.mean, floor)) for _, x, accuracy in points]
     named = []
     if base is not None and not any(group.method == BASELINE for group, _, _ in points):
         # It has no runs here, but the others measured it.
@@ -162,13 +221,13 @@ def pareto(comparison: Comparison) -> Picture | None:
     if len(front) > 1:
         axes.plot(*zip(*steps, strict=True), color=FAINT, linewidth=1.2, zorder=1)
     for group, x, accuracy in points:
-        drawn = style.get(group.label, QUIET)
+        drawn, under = style.get(group.label, QUIET), accuracy.mean < floor
         axes.errorbar(
             x,
-            accuracy.mean,
-            yerr=accuracy.sd or None,
+            max(accuracy.mean, floor),
+            yerr=None if under else accuracy.sd or None,
             color=drawn.color,
-            marker=drawn.marker or ".",
+            marker="v" if under else drawn.marker or ".",
             markersize=6.5,
             capsize=2,
             linewidth=1,
@@ -176,7 +235,10 @@ def pareto(comparison: Comparison) -> Picture | None:
         )
     # The leaders choose their places first; the others are named while there is room.
     by_rank = [p for p in points if p[0] in main] + [p for p in points if p[0] not in main]
-    named += [(g.short, x, a.mean) for g, x, a in by_rank]
+    named += [
+        (g.short, x, a.mean) if a.mean >= floor else (f"{g.short}, {a.mean:.1f}", x, floor)
+        for g, x, a in by_rank
+    ]
     times = [x for _, x, _ in points]
     if max(times) / max(min(times), 1e-9) > 3:
         axes.set_xscale("log")
@@ -201,7 +263,8 @@ def pareto(comparison: Comparison) -> Picture | None:
         f"pareto-{slug(comparison.model, comparison.stream)}",
         "Cost against accuracy",
         "Up and to the left is better; the line joins the methods that no other beats in both."
-        f"{sd}{_grey([group for group, _, _ in points], style)}",
+        f"{sd}{_grey([group for group, _, _ in points], style)}"
+        f"{' A triangle at the bottom is a method far below.' if np.isfinite(floor) else ''}",
         f"Time against accuracy: {told}.",
         figure,
         themed(style.values()),
