@@ -6,6 +6,8 @@ import base64
 import io
 import itertools
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,6 +109,29 @@ def test_the_example_client(server: Running, tmp_path: Path) -> None:
     assert "a.png" in done.stdout
     assert "%" in done.stdout
     assert "not a JPEG, PNG or WebP image" in done.stdout
+
+
+def test_the_curl_lines_of_the_docs(server: Running, tmp_path: Path) -> None:
+    files = {"image.png": "PNG", "one.jpg": "JPEG", "two.webp": "WEBP", "frame.jpg": "JPEG"}
+    for name, kind in files.items():
+        (tmp_path / name).write_bytes(picture(kind=kind, side=32))
+    text = (CLIENT.parents[1] / "docs" / "serve.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("curl ")]
+    lines += re.findall(r"`(curl [^`]+)`", text)
+    assert len(lines) == 7
+    environment = {**os.environ, "MOETTA_ADMIN_TOKEN": TOKEN}
+    try:
+        for line in lines:
+            command = line.replace("http://127.0.0.1:8000", server.url)
+            done = subprocess.run(
+                ["bash", "-c", f"{command} -sS"],
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            answer = json.loads(done.stdout or "{}")
+            assert "error" not in answer, line
+            assert "stream" in answer, (line, done.stderr)
+    finally:
+        server.admin("resume")
 
 
 class Refuses(BaseHTTPRequestHandler):

@@ -240,6 +240,7 @@ def test_streams_learn_apart(client):
     assert state(client)["step"] == 0
     answer = predict(client, headers={"X-Stream-Id": "../etc"})
     assert answer.status_code == 422
+    assert answer.json()["error"].startswith("X-Stream-Id must be 1 to 64 letters")
     assert state(client, **{"X-Stream-Id": "three"}) == {"name": "three", "in_memory": False}
 
 

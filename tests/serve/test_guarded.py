@@ -2,6 +2,7 @@
 
 import base64
 import io
+import threading
 import time
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_a_restart_continues_guard_and_all(tmp_path):
         assert predict(client, 99).json()["predictions"] == answer
 
 
-def test_the_page_is_told_that_the_guard_stopped_learning():
+def test_the_page_is_told_that_the_guard_stopped_learning(caplog):
     with TestClient(guarded(lr=1e3)) as client:
         for seed in range(0, 400, 8):
             batch(client, seed)
@@ -97,6 +98,27 @@ def test_the_page_is_told_that_the_guard_stopped_learning():
         while 'moetta_batches_total{learning="guard"} 0.0' in client.get("/metrics").text:
             assert time.monotonic() < end
             time.sleep(0.01)
+    assert "stream default: reset by its guard" in caplog.text
+
+
+def test_a_snapshot_by_another_thread_waits_for_a_guarded_step():
+    guard = Guard(moetta.adapt(small_vit(), "moetta"), sample=4)
+    batch, read = torch.randn(8, 3, 16, 16), []
+    guard(batch)
+    before = guard.state_dict()
+    reader = threading.Thread(target=lambda: read.append(guard.state_dict()))
+
+    def answer(logits):
+        reader.start()  # the step is under way
+        reader.join(0.02)
+        assert reader.is_alive(), "the state was read in the middle of a step"
+
+    guard.on_prediction = answer
+    guard(batch)
+    reader.join()
+    after = guard.state_dict()
+    assert all(torch.equal(read[0][name], after[name]) for name in after)
+    assert any(not torch.equal(before[name], after[name]) for name in after if name in before)
 
 
 def test_methods_that_learn_nothing_are_guarded_too():

@@ -28,7 +28,7 @@ from moetta.serve.openapi import StreamId
 from moetta.serve.refusal import ClientLeft, Refusal
 from moetta.serve.service import Service
 from moetta.serve.settings import Settings
-from moetta.serve.tenant import Build, tenant_name
+from moetta.serve.tenant import NAME_RULE, Build, tenant_name
 
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -211,7 +211,12 @@ def _refused(request: Request, error: Exception) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # What was sent is not repeated: it may be anything.
-    reasons = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
+    reasons = [
+        NAME_RULE
+        if "X-Stream-Id" in e["loc"]
+        else f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}"
+        for e in error.errors()
+    ]
     return _problem(request, 422, "; ".join(reasons), {})
 
 

@@ -32,7 +32,7 @@ from moetta.serve.jobs import Batch, Job, JobQueue, deliver
 from moetta.serve.metrics import START_OVER, Metrics
 from moetta.serve.refusal import Refusal
 from moetta.serve.settings import Settings
-from moetta.serve.tenant import DEFAULT, PAUSED, WAITING, Tenant
+from moetta.serve.tenant import DEFAULT, ON_DISK, PAUSED, WAITING, Tenant
 from moetta.serve.tenants import Tenants
 from moetta.serve.watch import Recent, Watch
 
@@ -100,7 +100,9 @@ class Engine:
         if self.paused:
             return PAUSED
         tenant = self.tenants.peek(name)
-        return WAITING if tenant is None else tenant.why
+        if tenant is None:
+            return ON_DISK if self.tenants.is_known(name) and name != DEFAULT else WAITING
+        return tenant.why
 
     @property
     def alive(self) -> bool:
@@ -305,10 +307,11 @@ class Engine:
                 self.recent = {k: v for k, v in self.recent.items() if k in here}
 
     def _count_events(self, tenant: Tenant) -> None:
-        """Count what the guard did since the last batch; it logs its reasons itself."""
+        """Count what the guard did since the last batch; it logs the reason, but not for whom."""
         counts = Counter[str](getattr(tenant.answering, "counts", {}))
         if counts != tenant.counted:
             for action, count in (counts - tenant.counted).items():
                 if ":" not in action:  # the others are the same ones by reason
                     self.metrics.guard.labels(action).inc(count)
+                    log.warning("stream %s: %s by its guard", tenant.name, action)
             tenant.counted = counts

@@ -31,7 +31,7 @@ class Ticket:
         top_k: how many classes to name for each image.
         explain: also give entropy and experts.
         results: one entry per image, None until it is known.
-        step: the updates that the tenant's adapter had learnt when it answered.
+        step: the updates of the tenant's adapter before it answered.
         done: set when every image has its result.
     """
 

@@ -42,7 +42,10 @@ class Predictions(BaseModel):
 
     request_id: str
     stream: str
-    step: int = Field(ge=0, description="updates that the adapter had learnt when it answered")
+    step: int = Field(
+        ge=0,
+        description="updates of the adapter before this answer, those that were skipped included",
+    )
     predictions: list[Prediction]
 
 

@@ -21,8 +21,12 @@ from moetta.serve.snapshots import Snapshot, Snapshots
 DEFAULT = "default"
 """The tenant of requests that name none."""
 WAITING = "waiting for the first images"
+ON_DISK = "on disk until its next image"
 PAUSED = "paused by an operator"
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+NAME_RULE = (
+    "X-Stream-Id must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit"
+)
 
 
 class Answering(Protocol):
@@ -141,9 +145,5 @@ def tenant_name(header: str | None) -> str:
     if header is None:
         return DEFAULT
     if not re.fullmatch(NAME, header):
-        raise Refusal(
-            422,
-            "X-Stream-Id must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter "
-            "or digit",
-        )
+        raise Refusal(422, NAME_RULE)
     return header

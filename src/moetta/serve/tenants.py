@@ -71,6 +71,10 @@ class Tenants:
         """A tenant if it is in memory; any thread may ask, and should only read."""
         return self._here.get(name)
 
+    def is_known(self, name: str) -> bool:
+        """Whether a tenant is in memory or on disk; any thread may ask."""
+        return name in self._known
+
     def may_exist(self, name: str) -> None:
         """Refuse a tenant that would be one too many; any thread may ask.
 
