@@ -77,6 +77,14 @@ def test_on_a_steady_stream_the_threshold_is_a_timer(slow: float, batches: int) 
     assert 4.4 - e == pytest.approx(0.05, abs=0.003)
 
 
+def test_the_constants_are_the_authors() -> None:
+    assert {
+        "asr": ASRValues(0.99, 5, 0.005, 0.5, 50),
+        "asr-resnet": ASRValues(0.15, 5, 0.5, 0.5, 20),
+        "asr-roid": ASRValues(0.9, 5, 0.0005, 0.5, 0.1),
+    } == ASR
+
+
 def test_how_many_tensors_stay() -> None:
     values = ASRValues(0.15, 5.0, 0.5, 0.5, 20.0)
     assert values.kept(0.01, 10) == 3

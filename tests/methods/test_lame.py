@@ -92,6 +92,11 @@ def test_the_stopping_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(smoothed(p, w), y)
     monkeypatch.setattr("moetta.methods.lame.ITERATIONS", len(energies) - 1)
     assert not torch.equal(smoothed(p, w), y)
+    monkeypatch.setattr("moetta.methods.lame.TOLERANCE", float("inf"))  # at the first chance
+    third = p
+    for _ in range(3):
+        third = ((p + 1e-10).log() + w @ third).softmax(1)
+    assert torch.equal(smoothed(p, w), third)
 
 
 def test_near_neighbours_are_linked_both_ways() -> None:

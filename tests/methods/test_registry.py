@@ -145,9 +145,8 @@ def test_every_method_says_all_there_is_to_know(method: moetta.Method) -> None:
     facts = json.loads(json.dumps(method.to_dict()))
     assert facts["name"] == method.name
     assert facts["needs_source"] == method.config().needs_source
-    if method.in_paper:
-        assert method.drawn is not None
-        assert (method.citation is None) == (method.name == "noadapt")
+    assert method.drawn is not None
+    assert (method.citation is None) == (method.name in ("noadapt", "moetta_plus"))
 
 
 def test_colours_and_markers_differ() -> None:

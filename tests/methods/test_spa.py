@@ -155,6 +155,14 @@ def test_several_steps_agree_with_plain_autograd(extra: str) -> None:
         assert redundant > 0
 
 
+def test_presets_hold_the_authors_settings() -> None:
+    settings = {"paper": (0.01, 0.05, 0.2, 0.4), "resnet50_gn": (2.5e-3, 2.5e-2, 0.1, 0.1)}
+    for preset, expected in settings.items():
+        c = moetta.list_methods()["spa"].config.preset(preset).to_dict()
+        assert (c["lr"], c["predictor_lr"], c["frequency_drop"], c["noise"]) == expected
+        assert (c["momentum"], c["window"], c["noise_lr"], c["patch"]) == (0.9, 0.2, 1.0, 16)
+
+
 def test_nothing_is_learnt_where_no_view_is_harder() -> None:
     model = small_vit()
     assert isinstance(model.head, nn.Linear)

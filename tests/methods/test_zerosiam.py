@@ -87,6 +87,14 @@ def test_the_first_step_of_the_norm_layers_is_tents() -> None:
 
 
 def test_presets_hold_the_authors_rates() -> None:
-    config = moetta.list_methods()["zerosiam"].config.preset("convnext_tiny")
-    assert config.to_dict()["lr"] == 2.5e-4
-    assert config.to_dict()["predictor_lr"] == 2.5e-3
+    rates = {
+        "paper": (5e-3, 5e-3),
+        "vit_small": (1e-3, 1e-2),
+        "convnext_tiny": (2.5e-4, 2.5e-3),
+        "swin_tiny": (5e-4, 2.5e-3),
+        "resnet50_gn": (2.5e-3, 2.5e-2),
+    }
+    for preset, expected in rates.items():
+        config = moetta.list_methods()["zerosiam"].config.preset(preset)
+        assert (config.lr, config.predictor_lr) == expected  # type: ignore[attr-defined]
+        assert (config.momentum, config.alignment) == (0.9, 1.0)  # type: ignore[attr-defined]
