@@ -223,6 +223,23 @@ def test_under_pressure_learning_gives_way(tmp_path):
     assert 'moetta_batches_total{learning="learnt"} 1.0' in text
 
 
+def test_updates_that_take_too_long_give_way(client):
+    engine = client.app.state.service.engine
+    learn(client)
+    engine.update_seconds = 10.0
+    for seed in range(4):
+        predict(client, picture(seed))
+    until(lambda: 'learning="pressure"} 1.0' in client.get("/metrics").text)
+    found = client.get("/v1/state").json()
+    assert found["adapting"]["reason"].startswith("under pressure: an update takes 40.0 s")
+    assert (found["stream"]["step"], found["stream"]["pool"]["images"]) == (1, 0)
+    engine.update_seconds = 0.63  # 2.52 s is too long, but soon forgotten
+    for seed in range(4):
+        predict(client, picture(seed))
+    until(lambda: 'learning="pressure"} 2.0' in client.get("/metrics").text)
+    learn(client)
+
+
 def test_noadapt_never_learns(tmp_path):
     with TestClient(app("noadapt")) as client:
         for seed in range(6):

@@ -18,7 +18,7 @@ from helpers.models import CLASSES, FAMILIES, small_vit
 from moetta.commands.serve import Serve, make_adapter
 from moetta.core.adapter import Adapter
 from moetta.serve import Classifier, Settings, create_app
-from moetta.serve.company import depends_on_company, with_company
+from moetta.serve.company import needs_company, with_company
 from moetta.serve.tenant import Answering
 from serve.small_service import ADMIN, LABELS, TOKEN, picture
 
@@ -125,24 +125,22 @@ def test_methods_without_gradients_learn_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "depends"),
+    ("name", "method", "needed"),
     [
         ("vit", "tent", False),
         ("vit", "moetta", False),
-        ("vit", "lame", True),
+        ("vit", "lame", False),  # alone, there is nothing to smooth
         ("resnet", "noadapt", False),
         ("resnet", "moetta", False),
         ("resnet", "tent", True),
         ("resnet", "norm", True),
     ],
 )
-def test_whether_answers_depend_on_the_batch_is_found_by_trying(
-    name: str, method: str, depends: bool
-) -> None:
+def test_whether_company_is_needed_is_found_by_trying(name: str, method: str, needed: bool) -> None:
     served = classifier(name)
     adapter = moetta.adapt(served.model, method)
     like = torch.zeros(1, 3, SIDES[name], SIDES[name])
-    assert depends_on_company(adapter, like) is depends
+    assert needs_company(adapter, served.source, like) is needed
     assert adapter.steps == 0
 
 

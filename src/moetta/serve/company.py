@@ -1,10 +1,12 @@
 """Small batches whose answers depend on their batch-mates: they are answered in company.
 
-BatchNorm layers that take the batch's statistics, LAME and others answer one image alone quite
-differently from the same image among others, and mostly worse than the source model.
+BatchNorm layers that take the batch's statistics answer one image alone quite differently from the
+same image among others, and mostly worse than the source model.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,13 +16,18 @@ from moetta.core.adapter import Adapter
 NEGLIGIBLE = 0.01
 """Share of the largest logit that rounding, or a little coupling, may change."""
 PROBE = 4
+RANKS = 3
 
 
-def depends_on_company(adapter: Adapter, like: Tensor) -> bool:
-    """Whether an image's logits change with the other images of its batch; found by trying.
+def needs_company(adapter: Adapter, source: Callable[[Tensor], Tensor], like: Tensor) -> bool:
+    """Whether an image alone is answered otherwise than among others, and than by the source model.
+
+    Found by trying. LAME, for instance, has nothing to smooth in a single image, whose classes it
+    ranks as the source model does: that needs no company.
 
     Args:
-        adapter: what answers; it learns nothing from this.
+        adapter: what answers, before it has learnt anything; it learns nothing from this.
+        source: the source model.
         like: a batch of the right size and device.
     """
     noise = torch.Generator().manual_seed(0)
@@ -28,7 +35,13 @@ def depends_on_company(adapter: Adapter, like: Tensor) -> bool:
     with adapter.paused():
         together = adapter(images)
         alone = torch.cat([adapter(image[None]) for image in images])
-    return bool((together - alone).abs().max() > NEGLIGIBLE * alone.abs().max())
+    if bool((together - alone).abs().max() <= NEGLIGIBLE * alone.abs().max()):
+        return False
+    return not torch.equal(_ranked(alone), _ranked(source(images)))
+
+
+def _ranked(logits: Tensor) -> Tensor:
+    return logits.topk(min(RANKS, logits.shape[1])).indices
 
 
 def with_company(images: Tensor, company: Tensor | None, size: int) -> Tensor | None:

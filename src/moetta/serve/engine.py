@@ -27,7 +27,7 @@ from torch import Tensor
 from moetta.serve import decode
 from moetta.serve.answer import Answer, NotFinite
 from moetta.serve.classifier import Classifier
-from moetta.serve.company import depends_on_company, latest, with_company
+from moetta.serve.company import latest, needs_company, with_company
 from moetta.serve.jobs import Batch, Job, JobQueue, deliver
 from moetta.serve.metrics import START_OVER, Metrics
 from moetta.serve.refusal import Refusal
@@ -40,6 +40,10 @@ log = logging.getLogger("moetta.serve")
 T = TypeVar("T")
 GIVE_WAY = 0.001
 """Seconds: about what the event loop takes to send an answer."""
+PATIENCE = 0.5
+"""Share of the queue's time-out that an update may take: nobody is refused because of learning."""
+FORGET = 0.9
+"""What is left of the time of the last update, each time that it was too long for another one."""
 FAILED = Refusal(500, "the model failed on this batch; the log says why")
 
 
@@ -67,18 +71,22 @@ class Engine:
         """Called in the engine's thread after every update."""
         self.recent: dict[str, Recent] = {}
         self.in_company = False
-        """Whether an answer depends on the other images of its batch."""
+        """Whether small batches are answered together with the tenant's latest images."""
+        self.update_seconds = 0.0
+        """How long an update has taken lately, for each of its images."""
         self._thread = threading.Thread(target=self._run, name="moetta-engine", daemon=True)
 
     # --- from other threads ---------------------------------------------------------------------
 
     def start(self) -> None:
         """Answer one made-up image, so that the first real one is not slow; then begin."""
-        tenant = self.tenants.get(DEFAULT)
         blank = decode.pixels(Image.new("RGB", (64, 64)), self.classifier.prepare)
+        images = self.classifier.batch([blank])
+        new = self.tenants.example()
+        self.in_company = needs_company(new, self.classifier.source, images)
+        tenant = self.tenants.get(DEFAULT)
         with tenant.answering.paused():
-            logits = tenant.answering(self.classifier.batch([blank]))
-        self.in_company = depends_on_company(tenant.adapter, self.classifier.batch([blank]))
+            logits = tenant.answering(images)
         if logits.shape[1] != len(self.classifier.labels):
             raise ValueError(
                 f"the model has {logits.shape[1]} classes, but there are "
@@ -238,11 +246,27 @@ class Engine:
                 "nothing is learnt"
             )
             return "pressure"
+        size = images if images >= self.settings.learn_samples else tenant.pooled + images
+        if size >= self.settings.learn_samples and (seconds := self._too_long(size)):
+            tenant.doing = (
+                f"under pressure: an update takes {seconds:.1f} s, in which requests time out; "
+                "lower --learn-samples, or raise --queue-timeout"
+            )
+            tenant.clear_pool()
+            return "pressure"
         if images < self.settings.learn_samples:
             tenant.doing = f"learning; small batches are pooled into {self.settings.learn_samples}"
             return "pooled"
         tenant.doing = "learning"
         return "learnt"
+
+    def _too_long(self, images: int) -> float | None:
+        """How long an update on so many images would take, if that is too long for who waits."""
+        seconds = self.update_seconds * images
+        if seconds <= PATIENCE * self.settings.queue_timeout:
+            return None
+        self.update_seconds *= FORGET  # or one slow moment would end all learning
+        return seconds
 
     def _became(self, tenant: Tenant, learning: str) -> str:
         """The same word, unless it turned out otherwise."""
@@ -264,8 +288,10 @@ class Engine:
             self.metrics.update.observe(time.monotonic() - begun)
 
     def _learn(self, tenant: Tenant, images: Tensor) -> Tensor:
+        begun = time.monotonic()
         with tenant.adapter.lock:  # a snapshot sees what is around the adapter before or after too
             logits = tenant.answering(images)
+        self.update_seconds = (time.monotonic() - begun) / len(images)
         tenant.unsaved += 1
         self.on_update(tenant)
         last = tenant.answering.last
