@@ -248,11 +248,12 @@ class Engine:
             return "pressure"
         size = images if images >= self.settings.learn_samples else tenant.pooled + images
         if size >= self.settings.learn_samples and (seconds := self._too_long(size)):
-            tenant.doing = (
-                f"under pressure: an update takes {seconds:.1f} s, in which requests time out; "
+            tenant.clear_pool()
+            tenant.doing = "learning"
+            tenant.skipped = (
+                f"an update takes {seconds:.1f} s, in which requests time out; "
                 "lower --learn-samples, or raise --queue-timeout"
             )
-            tenant.clear_pool()
             return "pressure"
         if images < self.settings.learn_samples:
             tenant.doing = f"learning; small batches are pooled into {self.settings.learn_samples}"
