@@ -92,7 +92,7 @@ class Server:
         found = self.metrics()
         by = {
             kind: found.get(f'moetta_batches_total{{learning="{kind}"}}', 0.0)
-            for kind in ("learnt", "pooled", "pressure", "paused", "fixed", "failed")
+            for kind in ("learnt", "pooled", "pressure", "paused", "guard", "fixed", "failed")
         }
         return sum(by.values()), by["learnt"] + by["pooled"]
 
