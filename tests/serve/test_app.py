@@ -284,6 +284,19 @@ def test_each_stream_has_its_own_history_and_reasons(client):
     assert state(client)["images"] == 20  # not counted again when they were learnt from
 
 
+def test_a_stream_that_made_room_is_said_to_be_on_disk(tmp_path):
+    def reason(stream):
+        found = client.get("/v1/state", headers={"X-Stream-Id": stream}).json()
+        return found["adapting"]["reason"]
+
+    with TestClient(app(state=tmp_path, tenants_in_memory=1)) as client:
+        for stream in ("one", "two"):
+            predict(client, headers={"X-Stream-Id": stream})
+        assert reason("one") == "on disk until its next image"
+        assert reason("three") == "waiting for the first images"
+        until(lambda: reason("two").startswith("learning"))
+
+
 def test_weights_that_broke_start_over_and_the_batch_is_answered(tmp_path):
     with TestClient(app(lr=1e30)) as client:
         expected = predict(client, picture(9)).json()["predictions"]
