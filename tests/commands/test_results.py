@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from moetta.commands.main import main
@@ -68,6 +69,29 @@ def test_domains_for_people_and_machines(root: Path, capsys: pytest.CaptureFixtu
     assert all(0 <= row["by_domain"]["gaussian_noise"] <= 100 for row in rows)
     assert f"{rows[0]['by_domain']['fog']:.2f}" in text
     assert "by_domain" not in json.loads(shown(capsys, root, "--json"))[0]
+
+
+def test_gain_along_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method, right in (("noadapt", [32] * 80), ("tent", [48] * 40 + [16] * 40)):
+        path = write_run(tmp_path, method, steps=80, batch_size=64) / "steps.parquet"
+        columns = pl.Series("correct", right), pl.Series("correct_noadapt", [32] * 80)
+        pl.read_parquet(path).with_columns(*columns).write_parquet(path)
+    rows = json.loads(shown(capsys, tmp_path, "--along", "--json"))
+    found = {row["method"]: (row["quarters"], row["best_stop"]) for row in rows}
+    assert found["noadapt"] == (None, None)
+    quarters, stop = found["tent"]
+    # One of the six windows lies across the middle of the stream.
+    assert quarters[0] == pytest.approx(25)
+    assert quarters[3] == pytest.approx(-25)
+    assert abs(stop - 40 * 64) < 80 * 64 / 6
+    text = shown(capsys, tmp_path, "--along")
+    assert "+25.00" in text
+    assert f"{stop:,.0f}" in text
+    assert "best_stop" not in json.loads(shown(capsys, tmp_path, "--json"))[0]
+
+
+def test_one_table_at_a_time(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "ask for one of them" in refused(capsys, root, "--along", "--by-domain")
 
 
 def test_what_is_filtered_out_can_still_be_compared_with(

@@ -41,12 +41,17 @@ class Results:
     """Method to compare with, seed by seed."""
     by_domain: bool = False
     """Show the accuracy in each domain instead."""
+    along: bool = False
+    """Show the gain over no adaptation by quarter of the stream instead, and after how many images
+    to stop adapting, in hindsight."""
     json: bool = False
     """Print JSON."""
 
 
 def results(options: Results) -> None:
     """Print the tables, and to stderr what could not be read."""
+    if options.along and options.by_domain:
+        raise ValueError("--along and --by-domain are two tables; ask for one of them")
     runs, problems = load_runs(options.runs)
     for problem in problems:
         print(f"not shown: {problem}", file=sys.stderr)
@@ -55,7 +60,8 @@ def results(options: Results) -> None:
     chosen = runs
     for text in options.filter:
         chosen = filter_runs(chosen, text)
-    rows = sort_records(records(chosen, options.against, among=runs), options.sort)
+    found = records(chosen, options.against, among=runs, along=options.along)
+    rows = sort_records(found, options.sort)
     if options.json:
         if not options.by_domain:
             rows = [{k: v for k, v in row.items() if k != "by_domain"} for row in rows]
@@ -63,7 +69,10 @@ def results(options: Results) -> None:
         return
     from moetta.commands.console import make_console
 
-    shown = _domain_tables(rows) if options.by_domain else _tables(rows, options.against)
+    if options.by_domain:
+        shown = _domain_tables(rows)
+    else:
+        shown = _along_tables(rows) if options.along else _tables(rows, options.against)
     make_console().print(*shown)
 
 
@@ -92,6 +101,39 @@ def _tables(rows: Sequence[Record], against: str) -> list[Table]:
                 str(row["seeds"]),
                 str(row["collapses"] or ""),
                 "" if row["time"] is None else f"{row['time']:.2f}",
+            )
+        tables.append(table)
+    return tables
+
+
+def _along_tables(rows: Sequence[Record]) -> list[Table]:
+    """Gain over the source model by quarter of the stream, in points."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    tables = []
+    for members in by_protocol(rows):
+        table = Table(title=escape(record_title(members[0])), title_justify="left")
+        table.add_column("method", overflow="fold")
+        for name in (
+            "accuracy %",
+            "gain",
+            "quarter 1",
+            "2",
+            "3",
+            "4",
+            "best stop, images",
+            "seeds",
+        ):
+            table.add_column(name, justify="right")
+        for row in members:
+            gains = [row["gain"], *(row["quarters"] or [None] * 4)]
+            table.add_row(
+                escape(record_label(row)),
+                f"{row['accuracy']:.2f}",
+                *("" if gain is None else f"{gain:+.2f}" for gain in gains),
+                "" if row["best_stop"] is None else f"{row['best_stop']:,.0f}",
+                str(row["seeds"]),
             )
         tables.append(table)
     return tables

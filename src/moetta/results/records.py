@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from moetta.results.groups import BASELINE, Group, aggregate, told_apart
+from moetta.results.groups import BASELINE, Group, aggregate, make_group, told_apart
 from moetta.results.runs import Run
 from moetta.suggest import nearest
 
@@ -53,7 +53,11 @@ def _no_such(what: str, value: str, there: Sequence[str]) -> str:
 
 
 def records(
-    runs: Iterable[Run], against: str = BASELINE, among: Iterable[Run] | None = None
+    runs: Iterable[Run],
+    against: str = BASELINE,
+    among: Iterable[Run] | None = None,
+    *,
+    along: bool = False,
 ) -> list[Record]:
     """One record per group of seeds; accuracies in %, differences in points.
 
@@ -61,6 +65,7 @@ def records(
         runs: The runs to show.
         against: The method whose accuracy is subtracted, seed by seed.
         among: Where to look for that method's runs; by default among those shown.
+        along: Also give the gain over the source model by quarter of the stream, and the best stop.
 
     Raises:
         ValueError: There is no run of the method to compare with.
@@ -77,6 +82,9 @@ def records(
     }
     groups = aggregate(runs)
     rows = [_record(group, rivals, against) for group in groups]
+    if along:
+        for row, group in zip(rows, groups, strict=True):
+            row |= _along(group, among)
     keys = [group.first.protocol for group in groups]
     _mark(rows, "protocol_differs", ("model", "stream", "images"), keys, json.loads)
     settings = [group.first.settings for group in groups]
@@ -136,6 +144,19 @@ def _record(group: Group, rivals: dict[tuple[str, int], float], against: str) ->
     }
 
 
+def _along(group: Group, among: Iterable[Run]) -> Record:
+    import numpy as np  # with what reads the steps, it costs too much where it is not asked for
+
+    from moetta.results.courses import best_stop, course, quarters
+
+    protocol = group.first.protocol
+    plain = [r for r in among if (r.method, r.variant, r.protocol) == (BASELINE, None, protocol)]
+    found = course(group, make_group(plain) if plain else None)
+    if group.first.method == BASELINE or found is None or np.isnan(found.mean.gain).all():
+        return {"quarters": None, "best_stop": None}
+    return {"quarters": quarters(found.mean), "best_stop": best_stop(found.mean)}
+
+
 def _by_domain(group: Group) -> dict[str, float]:
     domains = group.first.summary.get("by_domain")
     names = domains if isinstance(domains, dict) else {}
@@ -151,7 +172,7 @@ def sort_records(rows: Sequence[Record], column: str) -> list[Record]:
     Raises:
         ValueError: There is no such column.
     """
-    columns = [name for name in rows[0] if name != "by_domain"]
+    columns = [name for name in rows[0] if name not in ("by_domain", "quarters")]
     if column not in columns:
         raise ValueError(f"no column {column!r} to sort by; {nearest(column, columns)}")
     text = column in ("model", "stream", "method", "variant")
