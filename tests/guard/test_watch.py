@@ -64,6 +64,26 @@ def test_a_model_that_answers_at_random_is_found():
     assert watch.levels["disagreement"] > 1
 
 
+def test_copies_of_one_image_hide_nothing():
+    """Half of the traffic is one image that both models are sure of; the rest is overruled."""
+    poison = 30 * torch.eye(CLASSES)[:1]
+    trust = []
+    for half in (traffic, lambda generator, size: poison.expand(size, -1)):
+        generator = torch.Generator().manual_seed(5)
+        watch = Watch(16, 0.005, 10_000)
+        for _ in range(6):
+            source, other = traffic(generator, 8), traffic(generator, 8)
+            rest = half(generator, 8)
+            # Logits of copies may differ in their last digits.
+            shaken = rest + 1e-6 * torch.randn(rest.shape, generator=generator)
+            watch.add(torch.cat((source, rest)), torch.cat((other, shaken)))
+        assert watch.levels["overruling"] > 0
+        assert watch.overruled is not None
+        trust.append(watch.overruled.value)
+    usual, poisoned = trust
+    assert poisoned < usual + 0.15  # 0.04 and 0.08; 0.28 if every copy counts
+
+
 def test_what_is_overruled_decides_not_how_often():
     """Both adapted models change one prediction in four: doubtful ones, or any."""
     generator = torch.Generator().manual_seed(9)
