@@ -133,7 +133,7 @@ def difference(a: str, b: str) -> float:
     """How different two colours look: their distance in CIELAB; below about 20 lines look alike.
 
     >>> round(difference("#c2560c", "#b45309")), round(difference("#c2560c", "#0b5cad"))
-    (6, 120)
+    (5, 111)
     """
     return math.dist(_lab(a), _lab(b))
 
