@@ -109,13 +109,14 @@ def _length_tables(workload: Workload, found: Found, folder: Path) -> list[Table
         group = pick(found, method=line.method, variant=line.variant)
         seen = None if group is None else course(group, unadapted)
         rows.append(_row(line, group, seen))
-        if seen is None:
+        if group is None or seen is None:
             continue
         points = (seen.mean.images.tolist(), seen.mean.so_far.tolist())
         if line.experts is None and line.factor == 1:
             drawn[line.method] = points
         if line.method == "moetta" and line.factor >= 1:
-            apart[f"{line.experts or 'as usual'}, lr {line.rate:g}"] = points
+            name = line.experts or f"{_experts(group)} experts"
+            apart[f"{name}, lr {line.rate:g}"] = points
     for name, curves in (("length", drawn), ("length-experts", apart)):
         if curves:
             figure = figures.lines(curves, "images seen", "gain so far, points")
