@@ -26,15 +26,21 @@ def test_the_first_iterate_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert smoothed(P, LINKED)[:, 0].tolist() == pytest.approx([0.890633, 0.645503], abs=1e-5)
 
 
-def test_the_answers_agree_with_a_plain_computation() -> None:
+def plain_answers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The source model's probabilities, and its last features at unit length."""
     plain = small_vit().eval()
     heard = []
     assert isinstance(plain.head, nn.Linear)
     plain.head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
-    x = images(9, 3)
     with torch.no_grad():
         p = plain(x).softmax(1).double()
-    unit = heard[0].double() / heard[0].double().norm(dim=1, keepdim=True)
+    features = heard[0].double()
+    return p, features / features.norm(dim=1, keepdim=True)
+
+
+def test_the_answers_agree_with_a_plain_computation() -> None:
+    x = images(9, 3)
+    p, unit = plain_answers(x)
     distance = (unit[:, None] - unit[None]).norm(dim=2)
     sigma = distance.sort(1).values[:, 4].mean()
     w = torch.exp(-(distance**2) / (2 * sigma**2))
@@ -108,14 +114,8 @@ def test_near_neighbours_are_linked_both_ways() -> None:
 
 
 def test_the_answers_of_near_neighbours_agree_with_a_plain_computation() -> None:
-    plain = small_vit().eval()
-    heard = []
-    assert isinstance(plain.head, nn.Linear)
-    plain.head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
     x = images(9, 3)
-    with torch.no_grad():
-        p = plain(x).softmax(1).double()
-    unit = heard[0].double() / heard[0].double().norm(dim=1, keepdim=True)
+    p, unit = plain_answers(x)
     w = torch.zeros(9, 9).double()
     for i in range(9):
         near = sorted(range(9), key=lambda j: float((unit[i] - unit[j]).norm()))
