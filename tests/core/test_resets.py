@@ -82,6 +82,9 @@ def test_the_constants_are_the_authors() -> None:
         "asr": ASRValues(0.99, 5, 0.005, 0.5, 50),
         "asr-resnet": ASRValues(0.15, 5, 0.5, 0.5, 20),
         "asr-roid": ASRValues(0.9, 5, 0.0005, 0.5, 0.1),
+        "asr-ccc0": ASRValues(0.9995, 5, 0.005, 0.5, 0.1),
+        "asr-roid-ccc0": ASRValues(0.999, 5, 0.0005, 0.5, 0.1),
+        "asr-roid-ccc40": ASRValues(0.9, 5, 0.0005, 0.5, 20),
     } == ASR
 
 

@@ -48,18 +48,32 @@ def test_no_drop_returns_the_image() -> None:
     torch.testing.assert_close(view, x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", [32, 33])
+def test_each_low_frequency_is_dropped_as_often_as_said(side: int) -> None:
+    """Were both opposite frequencies drawn and one enough to drop both, 36 % would go."""
+    x = torch.randn(1, 1, side, side, generator=torch.Generator().manual_seed(0)).double()
+    first, last = low_frequencies(side, 0.5)
+    generator, gone = torch.Generator().manual_seed(1), 0.0
+    for _ in range(200):
+        after = torch.fft.fftshift(torch.fft.fft2(drop_frequencies(x, 0.5, 0.2, generator)))
+        window = after.abs()[0, 0, first : last + 1, first : last + 1]
+        gone += float((window < 1e-9).double().mean()) / 200
+    assert gone == pytest.approx(0.2, abs=0.01)
+
+
 def dropped_by_hand(x: Tensor, share: float, rate: float, generator: torch.Generator) -> Tensor:
-    """The first view, frequency by frequency; the middle of the draws is frequency zero."""
+    """The first view, frequency by frequency; of two opposite ones, one draw decides for both."""
     height, width = x.shape[-2:]
     draws = torch.rand(height, width, generator=generator)
     spectrum = torch.fft.fft2(x)
     sides = int(share * height), int(share * width)
     for row in range(height // 2 - sides[0] // 2, height // 2 - sides[0] // 2 + sides[0]):
         for column in range(width // 2 - sides[1] // 2, width // 2 - sides[1] // 2 + sides[1]):
-            if draws[row, column] < rate:
-                f, g = row - height // 2, column - width // 2
-                spectrum[..., f % height, g % width] = 0
-                spectrum[..., -f % height, -g % width] = 0
+            f, g = row - height // 2, column - width // 2
+            here, opposite = (f % height, g % width), (-f % height, -g % width)
+            if draws[min(here, opposite)] < rate:
+                spectrum[..., here[0], here[1]] = 0
+                spectrum[..., opposite[0], opposite[1]] = 0
     view = torch.fft.ifft2(spectrum)
     assert float(view.imag.abs().max()) < 1e-6
     return view.real

@@ -46,14 +46,14 @@ def test_the_worked_example_through_the_method() -> None:
 
 
 def test_several_steps_agree_with_plain_autograd() -> None:
-    plain = Plain(small_vit().double(), lr=0.02)
+    plain = Plain(small_vit().double())
     heard: list[Tensor] = []
     head = plain.model.head
     assert isinstance(head, nn.Linear)
     head.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
     predictor = torch.eye(head.in_features).double().requires_grad_(True)
     velocity = torch.zeros_like(predictor)
-    adapter = moetta.adapt(small_vit().double(), "zerosiam", lr=0.02, predictor_lr=0.05)
+    adapter = moetta.adapt(small_vit().double(), "zerosiam", lr=1.28, predictor_lr=3.2)
     for seed, size in enumerate((8, 8, 1, 5)):
         x = images(size, seed).double()
         z = plain.model(x)
@@ -61,9 +61,11 @@ def test_several_steps_agree_with_plain_autograd() -> None:
         p_r, p_o = z.detach().softmax(1), u.softmax(1)
         loss = (entropies(u) + kl(p_r, p_o) + kl(p_o, p_r)).mean()
         *grads, own = torch.autograd.grad(loss, [*plain.parameters, predictor])
+        share = 2 / 64 if size == 1 else size / 64
+        plain.lr = 1.28 * share
         plain.step(grads)
         velocity = 0.9 * velocity + own
-        predictor = (predictor - 0.05 * velocity).detach().requires_grad_(True)
+        predictor = (predictor - 3.2 * share * velocity).detach().requires_grad_(True)
         torch.testing.assert_close(adapter(x), z.detach(), rtol=1e-5, atol=1e-5)
         assert adapter.last is not None
         assert sum(adapter.last.losses.values()) == pytest.approx(loss.item(), abs=1e-5)
@@ -77,13 +79,30 @@ def test_several_steps_agree_with_plain_autograd() -> None:
 
 
 def test_the_first_step_of_the_norm_layers_is_tents() -> None:
-    zero, tent = (moetta.adapt(small_vit(), name, lr=0.01) for name in ("zerosiam", "tent"))
+    tent = moetta.adapt(small_vit(), "tent", lr=0.01)
+    zero = moetta.adapt(small_vit(), "zerosiam", lr=0.01, scale_rates=False)
     zero(images(8, 0))
     tent(images(8, 0))
     mine = zero.state_dict()
     for name, value in tent.state_dict().items():
         if name.startswith("param."):
             torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "share"), [(128, 2), (64, 1), (16, 1 / 4), (1, 1 / 32)])
+def test_rates_follow_the_batch_size(size: int, share: float) -> None:
+    """Linear in it, and doubled for a single image."""
+    scaled = moetta.adapt(small_vit(), "zerosiam", lr=0.01, predictor_lr=0.02)
+    plain = moetta.adapt(
+        small_vit(), "zerosiam", lr=0.01 * share, predictor_lr=0.02 * share, scale_rates=False
+    )
+    x = images(size, 3)
+    scaled(x)
+    plain(x)
+    left, right = scaled.state_dict(), plain.state_dict()
+    for name in left:
+        if name.startswith("param."):
+            assert torch.equal(left[name], right[name])
 
 
 def test_presets_hold_the_authors_rates() -> None:

@@ -26,8 +26,9 @@ class Config:
     Attributes:
         seed: seed of the method's random draws.
         reset: return to the source model now and then: after so many batches, or when answers
-            concentrate on few classes ("asr", with the authors' values for a ViT; "asr-resnet" and
-            "asr-roid" have their others); None never does.
+            concentrate on few classes ("asr", with the authors' values for a ViT; "asr-resnet",
+            "asr-roid" and, for their benchmark CCC, "asr-ccc0", "asr-roid-ccc0" and
+            "asr-roid-ccc40" have their others); None never does.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}

@@ -28,8 +28,8 @@ class SPAConfig(PixelConfig, PredictorConfig):
     Attributes:
         seed: seed of the views.
         window: side of the square of low frequencies that may be dropped, as a share of the image.
-        frequency_drop: probability with which each of them is drawn to be dropped; the opposite
-            frequency then goes too, so that more than this share is dropped.
+        frequency_drop: probability with which each of them is dropped, together with the
+            opposite one.
         noise: mean share of noise in the second view.
         noise_lr: rate at which the noise moves to where it disturbs most.
         patch: side of the patches that share one amount of noise, in pixels.
@@ -88,12 +88,19 @@ def drop_frequencies(
     left, right = low_frequencies(width, share)
     inside = torch.zeros(height, width, dtype=torch.bool, device=images.device)
     inside[top : bottom + 1, left : right + 1] = True
-    drawn = torch.rand(height, width, generator=generator, device=images.device) < probability
-    dropped = torch.fft.ifftshift(inside & drawn)
-    # The frequency -f is at index -f modulo the side.
-    mirrored = dropped.flip(0, 1).roll((1, 1), (0, 1))
-    view: Tensor = torch.fft.ifft2(torch.fft.fft2(images) * ~(dropped | mirrored)).real
+    inside = torch.fft.ifftshift(inside)
+    # A pair of opposite frequencies shares one draw, so each is dropped with this probability.
+    drawn = torch.rand(height, width, generator=generator, device=images.device)
+    number = torch.arange(height * width, device=images.device).view(height, width)
+    first_of_pair = torch.minimum(number, _opposite(number))
+    dropped = (inside | _opposite(inside)) & (drawn.flatten()[first_of_pair] < probability)
+    view: Tensor = torch.fft.ifft2(torch.fft.fft2(images) * ~dropped).real
     return view
+
+
+def _opposite(spectrum: Tensor) -> Tensor:
+    """What stands at the opposite frequency: -f is at index -f modulo the side."""
+    return spectrum.flip(0, 1).roll((1, 1), (0, 1))
 
 
 def rescaled(amounts: Tensor, share: float) -> Tensor:

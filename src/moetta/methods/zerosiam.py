@@ -10,7 +10,7 @@ from torch import Tensor
 from moetta.core.config import require
 from moetta.core.functional import entropy
 from moetta.core.inputs import Inputs
-from moetta.core.objective import Objective
+from moetta.core.objective import Objective, Step
 from moetta.core.predictor import PredictorAdapter, PredictorConfig
 from moetta.methods.registry import Citation, Drawn, register
 
@@ -19,11 +19,13 @@ from moetta.methods.registry import Citation, Drawn, register
 class ZeroSiamConfig(PredictorConfig):
     """ZeroSiam. The rates are the authors' for a ViT-B and batches of 64; presets have others.
 
-    The authors change both rates in proportion to the batch size; ours stay as they are given.
-
     Attributes:
+        lr: learning rate of the norm layers, for batches of 64.
+        predictor_lr: learning rate of the predictor, for batches of 64.
         seed: not used.
         alignment: weight of the divergence between the two branches (alpha).
+        scale_rates: change both rates in proportion to the batch size, and double those of a
+            single image, as the authors do.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -36,11 +38,21 @@ class ZeroSiamConfig(PredictorConfig):
     lr: float = 5e-3
     predictor_lr: float = 5e-3
     alignment: float = 1.0
+    scale_rates: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
         require(self.alignment >= 0, f"alignment must be at least 0, got {self.alignment}")
+
+
+def rate_scale(size: int) -> float:
+    """How both rates change with the batch size.
+
+    >>> [rate_scale(size) for size in (128, 64, 16, 1)]
+    [2.0, 1.0, 0.25, 0.03125]
+    """
+    return size / 64 * (2 if size == 1 else 1)
 
 
 def symmetric_divergence(left: Tensor, right: Tensor) -> Tensor:
@@ -72,6 +84,17 @@ class ZeroSiam(PredictorAdapter[ZeroSiamConfig]):
     The plain branch answers and passes no gradient on, so a constant answer, which has the least
     entropy, is not a minimum: the two branches would have to agree on it first.
     """
+
+    over_ranks = True
+
+    def learn(self, inputs: Inputs) -> Step:
+        """One step, at the rates for a batch of this size."""
+        scale = rate_scale(len(inputs)) if self.config.scale_rates else 1.0
+        assert self.optimizer is not None
+        rates = self.config.lr, self.config.predictor_lr
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = scale * rate
+        return super().learn(inputs)
 
     def objective(self, inputs: Inputs) -> Objective:
         """Entropy of one branch, and its divergence from the other."""
