@@ -24,6 +24,8 @@ class GuardConfig(Config):
         drift_limit: the largest relative distance of the trained parameters from their source
             values. At 1 they have moved by their own norm.
         cooldown: images to wait after trouble before learning again.
+        reweigh: in traffic of few classes, learn nothing, and weigh every class by how frequent it
+            is instead.
         backoff: factor by which trouble that is blamed on the rate shortens the steps, and
             lengthens the wait if it comes again.
     """
@@ -36,6 +38,7 @@ class GuardConfig(Config):
     drift_limit: float = 1.0
     cooldown: int = 1024
     backoff: float = 4.0
+    reweigh: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

@@ -81,7 +81,7 @@ class Guard(Adapter):
         self.reference = Reference(adapter)
         self.on_prediction: Callable[[Tensor], None] | None = adapter.on_prediction
         self._paused = False
-        self._blank = False  # whether there is nothing to learn from the present batch
+        self._nothing_to_learn = ""  # from the present batch, and why
         self._snapshot: dict[str, Tensor] | None = None
         self._start_over()
 
@@ -180,9 +180,11 @@ class Guard(Adapter):
 
     def _source(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
         """The source model's answer."""
-        logits = self.reference.logits(inputs)
+        logits, size = self.reference.logits(inputs), len(inputs)
+        if not self._paused and finite(logits) and not self.watch.tells_little(logits):
+            self.watch.see(logits)
+            logits = self._reweighed(logits)
         self._answer(logits)
-        size = len(inputs)
         why = "guard: source model"
         return logits, StepReport(size, size, 0, entropy(logits), skipped=why), 0.0
 
@@ -194,7 +196,7 @@ class Guard(Adapter):
             checked.append(self._check(inputs, logits))
             self._answer(checked[0].logits)
 
-        hold, self._blank = self.mode == "hold", False
+        hold, self._nothing_to_learn = self.mode == "hold", ""
         learning = (
             self.adapter.paused()
             if hold
@@ -206,9 +208,9 @@ class Guard(Adapter):
         report = self.adapter.last
         assert report is not None
         report = replace(report, forwards=report.forwards + extra)
-        if hold or self._blank:
-            report = replace(report, skipped="guard: hold" if hold else "guard: blank images")
-        if weight < 1:
+        if why := "hold" if hold else self._nothing_to_learn:
+            report = replace(report, skipped=f"guard: {why}")
+        if weight < 1 or self._reweighs:
             report = replace(report, entropy=entropy(logits))
         if trouble is None and not all(map(finite, self.adapter.trained.values())):
             trouble = ("non-finite", math.nan, 0.0)
@@ -231,7 +233,7 @@ class Guard(Adapter):
 
     def _kept(self, size: int) -> float:
         """The share of the step on so many images that is kept."""
-        if self._blank:
+        if self._nothing_to_learn:
             return 0.0
         # Steps on fewer images than a look are shorter: the linear scaling rule of learning rates.
         # Without it one image moves the model as far as a batch of 64.
@@ -243,17 +245,29 @@ class Guard(Adapter):
         """Look at a sample of the batch, and answer as far as the adapted model is trusted."""
         if not finite(logits):
             return self._weighted(inputs, logits, 0.0, ("non-finite", math.nan, 0.0))
-        closely = self.watch.trust < TRUSTED
+        closely = self.watch.trust < TRUSTED or self._reweighs
         index = self.sampler.choose(len(inputs), self.steps, closely).to(logits.device)
         if len(index) == 0:
             return Answer(logits)
         source = self.reference.logits(inputs.select(index))
-        self._blank = self.watch.tells_little(source)
-        trouble = None if self._blank else self._trouble(source, logits[index])
+        blank = self.watch.tells_little(source)
+        trouble = None if blank else self._trouble(source, logits[index])
+        if blank or self._reweighs:
+            self._nothing_to_learn = "blank images" if blank else "few classes"
         weight = 0.0 if trouble is not None else self.watch.trust
         known = source[index.argsort()] if len(index) == len(inputs) else None
         answer = self._weighted(inputs, logits, weight, trouble, known)
-        return answer._replace(extra=answer.extra + len(index))
+        reweighed = answer.logits if blank else self._reweighed(answer.logits)
+        return answer._replace(logits=reweighed, extra=answer.extra + len(index))
+
+    @property
+    def _reweighs(self) -> bool:
+        """Whether classes are weighed by how frequent they are."""
+        return self.options.reweigh and self.watch.narrow
+
+    def _reweighed(self, logits: Tensor) -> Tensor:
+        """An answer that knows how frequent each class is, in traffic of few classes."""
+        return self.watch.informed(logits) if self.options.reweigh else logits
 
     def _weighted(
         self,

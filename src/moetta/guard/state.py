@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moetta.guard.guard import Guard
 
 FORMAT = "moetta-guard"
-VERSION = "5"
+VERSION = "6"
 _COUNTS = [f.name for f in fields(Totals) if f.name != "losses"]
 
 

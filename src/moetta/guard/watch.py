@@ -11,7 +11,7 @@ from torch import Tensor
 from moetta.guard.detectors import Frequencies, MeanDetector, RateDetector
 from moetta.guard.information import Information
 from moetta.guard.sureness import TEMPERATURES, Sureness
-from moetta.guard.traffic import Traffic
+from moetta.guard.traffic import Traffic, copies, marks
 from moetta.guard.trust import EQUAL, TRUSTED, Trust, confidence_in_doubt
 
 # On shifted images a model makes more errors than its confidence admits: 1.7 times as many for
@@ -20,8 +20,6 @@ OVERCONFIDENCE = 2.0
 # Columns of a pending row; those of `Sureness` follow.
 SOURCE, ADAPTED, DOUBT, MARK, SOURCE_ENTROPY, ENTROPY = range(6)
 COLUMNS = ENTROPY + len(TEMPERATURES)
-# Marks that differ by less are of one image; its logits may differ in their last digits.
-SAME = 1e-4
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,10 @@ class Watch:
         """Whether the images are of few classes."""
         return self.traffic is not None and self.traffic.narrow
 
+    def informed(self, logits: Tensor) -> Tensor:
+        """Logits that know how frequent each class is, in narrow traffic; else as they are."""
+        return logits if self.traffic is None or not self.narrow else self.traffic.informed(logits)
+
     @property
     def temperature(self) -> float:
         """The temperature at which the adapted model is as sure as the source model."""
@@ -131,29 +133,33 @@ class Watch:
         """
         return self.information.add(source_logits)
 
+    def see(self, source_logits: Tensor) -> None:
+        """Take images that the source model has classified, to know what the traffic is like."""
+        if self.traffic is None:
+            self.traffic = Traffic(source_logits.shape[1], self.size)
+        self.traffic.add(source_logits)
+
     def add(self, source_logits: Tensor, adapted_logits: Tensor) -> str | None:
         """Take images that both models have classified; names the detector that raises an alarm."""
         source_logits, adapted_logits = (z.detach().cpu() for z in (source_logits, adapted_logits))
-        if self.frequencies is None or self.overruled is None or self.traffic is None:
+        if self.frequencies is None or self.overruled is None:
             classes = source_logits.shape[1]
             self.frequencies, self.overruled = Frequencies(classes), Trust(classes)
-            self.traffic = Traffic(classes)
+        self.see(source_logits)
         doubt = 1 - source_logits.double().softmax(-1).amax(-1)
         columns = (source_logits.argmax(-1), adapted_logits.argmax(-1), doubt, marks(source_logits))
         sureness = self.sureness.measure(source_logits, adapted_logits)
         self.pending = torch.cat((self.pending, torch.cat((torch.stack(columns, 1), sureness), 1)))
         while len(self.pending) >= self.size:
             rows = self.pending[: self.size]
-            self._look(rows, self.frequencies, self.overruled, self.traffic)
+            self._look(rows, self.frequencies, self.overruled)
             self.pending = self.pending[self.size :].clone()
             name, level = max(self.levels.items(), key=lambda item: item[1])
             if level >= 1:
                 return name
         return None
 
-    def _look(
-        self, rows: Tensor, frequencies: Frequencies, overruled: Trust, traffic: Traffic
-    ) -> None:
+    def _look(self, rows: Tensor, frequencies: Frequencies, overruled: Trust) -> None:
         source, adapted = rows[:, : ADAPTED + 1].long().unbind(1)
         means = rows.mean(0)
         differ = source != adapted
@@ -170,7 +176,6 @@ class Watch:
         # Copies of one image that both models are sure of would make all others look doubtful.
         once = ~copies(rows[:, MARK])
         overruled.add(sure[once], differ[once])
-        traffic.add(source[once], sure[once])
         self.sureness.add(rows[:, SOURCE_ENTROPY:])
         classes = frequencies.counts.shape[1]
         largest = math.log(classes)
@@ -179,7 +184,7 @@ class Watch:
         # Spoiling a share t of the predictions takes at most about t ln C off their entropy.
         self.concentration.update(look.concentration - self.tolerance * largest, floor)
         # Where the images are of few classes, errors make them look like more.
-        if traffic.narrow:
+        if self.narrow:
             self.spread.update(-look.concentration - self.tolerance * largest, floor)
         else:
             self.spread.pass_by()
@@ -227,8 +232,7 @@ class Watch:
             out["frequencies"] = self.frequencies.counts.clone()
             out["overruled"] = self.overruled.sums.clone()
         if self.traffic is not None:
-            out["traffic"] = self.traffic.counts.clone()
-            out["traffic.looks"] = torch.tensor([self.traffic.looks, self.traffic.narrow])
+            out |= {f"traffic.{k}": v for k, v in self.traffic.state().items()}
         return out
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -246,23 +250,6 @@ class Watch:
             self.frequencies, self.overruled = Frequencies(counts.shape[1]), Trust(counts.shape[1])
             self.frequencies.counts = counts
             self.overruled.sums = state["overruled"].detach().cpu().clone()
-            self.traffic = Traffic(counts.shape[1])
-            self.traffic.counts = state["traffic"].detach().cpu().clone()
-            looks, narrow = state["traffic.looks"].tolist()
-            self.traffic.looks, self.traffic.narrow = looks, bool(narrow)
-
-
-def marks(logits: Tensor) -> Tensor:
-    """One number per image, by which copies are known."""
-    # Not a product of matrices: its last digits depend on how many images there are.
-    return (logits.double() * torch.arange(1, logits.shape[1] + 1).double().sin()).sum(1)
-
-
-def copies(marks: Tensor) -> Tensor:
-    """Which images stand earlier in the row already.
-
-    >>> copies(torch.tensor([3.0, 5.0, 3.0, 3.0])).tolist()
-    [False, False, True, True]
-    """
-    same = (marks[:, None] - marks).abs() <= SAME * (1 + marks.abs())
-    return same.tril(-1).any(1)
+        traffic = {k.removeprefix("traffic."): v for k, v in state.items() if "traffic." in k}
+        if traffic:
+            self.traffic = Traffic.of_state(traffic, self.size)
