@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moetta.guard.traffic import FEWEST, Traffic
+from moetta.guard.traffic import FEWEST, Traffic, copies
 from moetta.guard.watch import Watch
 
 CLASSES = 20
@@ -147,3 +147,10 @@ def test_one_image_again_and_again_is_not_traffic_of_one_class():
     assert watch.traffic is not None
     assert watch.traffic.images[3] < naive.images[3] / 4
     assert torch.equal(watch.informed(others), others)
+
+
+def test_copies_of_earlier_images_are_found_in_what_is_new():
+    marks = torch.tensor([3.0, 5.0, 3.0, 7.0, 5.0, 7.0, 8.0])
+    assert copies(marks).tolist() == [False, False, True, False, True, True, False]
+    for start in range(len(marks)):
+        assert torch.equal(copies(marks, start), copies(marks)[start:])

@@ -51,7 +51,7 @@ class Traffic:
         """Take the source model's logits of some images."""
         logits = logits.detach().cpu().double()
         seen = torch.cat((self._seen, marks(logits)))
-        new = ~copies(seen)[len(self._seen) :]
+        new = ~copies(seen, len(self._seen))
         self._seen = seen[-MEMORY * self.size :]
         self._pending = torch.cat((self._pending, logits[new]))
         while len(self._pending) >= self.size:
@@ -108,11 +108,11 @@ def marks(logits: Tensor) -> Tensor:
     return (logits.double() * torch.arange(1, logits.shape[1] + 1).double().sin()).sum(1)
 
 
-def copies(marks: Tensor) -> Tensor:
-    """Which images stand earlier in the row already.
+def copies(marks: Tensor, start: int = 0) -> Tensor:
+    """Which images, from ``start`` on, stand earlier in the row already.
 
     >>> copies(torch.tensor([3.0, 5.0, 3.0, 3.0])).tolist()
     [False, False, True, True]
     """
-    same = (marks[:, None] - marks).abs() <= SAME * (1 + marks.abs())
-    return same.tril(-1).any(1)
+    same = (marks[start:, None] - marks).abs() <= SAME * (1 + marks.abs())
+    return same.tril(start - 1).any(1)
