@@ -29,7 +29,7 @@ class Inputs:
     def checked(cls, args: tuple[Any, ...], kwargs: dict[str, Any], least: int = 1) -> Inputs:
         """The batch; unusable ones are refused before anything is computed."""
         batch = cls(args, kwargs)
-        tensors = batch._tensors()
+        tensors = batch.tensors()
         if not tensors:
             raise ValueError(
                 "the adapter was called without a tensor; pass the batch as the model takes it: "
@@ -69,7 +69,7 @@ class Inputs:
         """
         with ranks.together():
             batch = cls.checked(args, kwargs, least=0)
-        kinds = [[str(t.dtype), *t.shape[1:]] for t in batch._tensors()]
+        kinds = [[str(t.dtype), *t.shape[1:]] for t in batch.tensors()]
         told = ranks.tell({"rows": batch.main.shape[0], "kinds": kinds, **facts})
         counts = tuple(fact["rows"] for fact in told)
         if not any(counts):
@@ -84,18 +84,19 @@ class Inputs:
             batch = batch.map(_one_row)
         return cls(batch.args, batch.kwargs, Share(ranks, counts)), told
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """All tensors, positional ones first."""
         return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
 
     @property
     def main(self) -> Tensor:
         """The first tensor: the one whose first axis counts the samples."""
-        return self._tensors()[0]
+        return self.tensors()[0]
 
     @property
     def images(self) -> Tensor | None:
         """The first floating-point [B, C, H, W] tensor, or None for other kinds of input."""
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             if tensor.dim() == 4 and tensor.is_floating_point():
                 return tensor
         return None
@@ -150,7 +151,7 @@ class Inputs:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, AssertionError, TypeError, IndexError, ValueError) as error:
-            shapes = ", ".join(str(tuple(t.shape)) for t in self._tensors())
+            shapes = ", ".join(str(tuple(t.shape)) for t in self.tensors())
             raise ValueError(
                 f"the model rejected a batch of shape {shapes}: {error}. {self._advice()}"
             ) from error

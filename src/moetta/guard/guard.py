@@ -20,6 +20,7 @@ from moetta.guard import state
 from moetta.guard.answer import Answer, Trouble, finite, weighted_mean
 from moetta.guard.config import GuardConfig
 from moetta.guard.events import EVENTS_KEPT, Event, Findings, GuardReport, log
+from moetta.guard.once import Once
 from moetta.guard.recovery import Recovery
 from moetta.guard.reference import Reference
 from moetta.guard.sampler import Sampler
@@ -37,7 +38,7 @@ class Guard(Adapter):
     sample of the traffic it asks the source model too, and compares. When the adapted model is
     found to be worse, it goes back to the last good state and holds that; if that was not enough,
     it goes back to the source model and serves that. After a wait it learns again, in shorter steps
-    if the rate is to blame.
+    if the rate is to blame. Copies of one image in a batch are classified and learnt from once.
 
     ``steps``, ``totals`` and ``events`` keep counting through a rollback. Do not call the wrapped
     adapter directly while it is guarded.
@@ -81,6 +82,7 @@ class Guard(Adapter):
         self.reference = Reference(adapter)
         self.on_prediction: Callable[[Tensor], None] | None = adapter.on_prediction
         self._paused = False
+        self._once = Once()  # copies in the present batch
         self._nothing_to_learn = ""  # from the present batch, and why
         self._snapshot: dict[str, Tensor] | None = None
         self._start_over()
@@ -125,6 +127,20 @@ class Guard(Adapter):
         """Trained numbers that one sample's prediction uses."""
         return self.adapter.activated_parameters
 
+    def routing(self, samples: int) -> dict[str, Tensor]:
+        """Experts of each sample in the adapter's last prediction, by layer."""
+        kept = self._once.kept
+        found = self.adapter.routing(samples if kept is None else len(kept))
+        return {name: self._once.rows(experts) for name, experts in found.items()}
+
+    def experts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The adapter's experts."""
+        return self.adapter.experts()
+
+    def expert_counts(self) -> dict[str, int]:
+        """How many experts each of the adapter's routed layers has."""
+        return self.adapter.expert_counts()
+
     # --- the call -------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -140,12 +156,14 @@ class Guard(Adapter):
         with self.lock:
             self.surgery.check_alive()
             inputs = Inputs.checked(args, kwargs)
+            self._once = Once.of(inputs)
+            inputs = self._once.select(inputs)
             if self._paused:
                 logits, report, weight = (
                     self._source(inputs) if self.mode == "source" else self._unwatched(inputs)
                 )
                 self._publish(replace(report, skipped="paused"), None, weight)
-                return logits
+                return self._once.rows(logits)
             event: Event | None = None
             if self.mode == "source":
                 logits, report, weight = self._source(inputs)
@@ -158,7 +176,7 @@ class Guard(Adapter):
                     self._watch_anew()
                 event = self._record("", action, self.rate, 1.0)
             self._publish(report, event, weight)
-            return logits
+            return self._once.rows(logits)
 
     def _unwatched(self, inputs: Inputs) -> tuple[Tensor, StepReport, float]:
         """The adapter's answer, as far as it is trusted; nothing is concluded from it."""
@@ -229,7 +247,7 @@ class Guard(Adapter):
 
     def _answer(self, logits: Tensor) -> None:
         if self.on_prediction is not None:
-            self.on_prediction(logits)
+            self.on_prediction(self._once.rows(logits))
 
     def _kept(self, size: int) -> float:
         """The share of the step on so many images that is kept."""
@@ -337,6 +355,7 @@ class Guard(Adapter):
         return event
 
     def _publish(self, report: StepReport, event: Event | None, weight: float) -> None:
+        report = self._once.report(report)
         values = {f.name: getattr(report, f.name) for f in fields(StepReport)}
         findings = Findings(
             mode=self.mode,

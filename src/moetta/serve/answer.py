@@ -75,7 +75,7 @@ class Answer:
         size = len(self._jobs)
         # A guard that answers with the source model asks no experts.
         if self.routed and self.tenant.mode != "source":
-            routing = self.tenant.adapter.routing(len(logits))
+            routing = self.tenant.answering.routing(len(logits))
             self.routing = {name: experts[:size] for name, experts in routing.items()}
         logits = logits[:size]
         log_p = logits.log_softmax(1)
