@@ -71,24 +71,20 @@ def test_a_guard_learns_as_if_copies_had_not_come(method: str):
 
 def test_routing_and_answers_are_told_for_the_whole_batch():
     guard = moetta.Guard(make("moetta"), reweigh=False)
-    told: list[Tensor] = []
+    told: list[tuple[Tensor, dict[str, Tensor]]] = []
     images = VIT.batch(6, 0)[0][[0, 1, 1, 2, 0]]
-
-    def listen(logits: Tensor) -> None:
-        told.append(logits)
-        assert all(len(experts) == 5 for experts in guard.routing(5).values())
-
-    guard.on_prediction = listen
+    guard.on_prediction = lambda logits: told.append((logits, guard.routing(5)))
     logits = guard(images)
-    assert_same(told[0], logits)
+    assert_same(told[0][0], logits)
     assert torch.equal(logits[1], logits[2])
     assert torch.equal(logits[0], logits[4])
-    routing = guard.routing(5)
-    assert routing.keys() == guard.adapter.routing(3).keys() == guard.expert_counts().keys()
+    routing = told[0][1]
+    assert routing.keys() == guard.expert_counts().keys() == guard.last.routing.keys()
+    assert guard.experts().keys() == guard.adapter.experts().keys() == routing.keys()
     for name, experts in routing.items():
+        assert len(experts) == 5
         assert torch.equal(experts[0], experts[4])
         assert torch.equal(experts, guard.last.routing[name])
-    assert guard.experts().keys() == guard.adapter.experts().keys()
     with guard.paused():
         assert guard(images).shape == logits.shape
     assert guard.last.samples == 5
