@@ -41,6 +41,9 @@ class Answering(Protocol):
     def __call__(self, images: Tensor, /) -> Tensor:
         """Predict, then learn."""
 
+    def routing(self, samples: int) -> dict[str, Tensor]:
+        """Experts of each sample in the last prediction, by layer."""
+
     def paused(self) -> AbstractContextManager[Any]:
         """Within the block, predict without learning."""
 
