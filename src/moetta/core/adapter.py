@@ -433,6 +433,10 @@ class Adapter(Generic[C]):
             self.load_state_dict(self._initial)
             self.last = None
 
+    def at_start(self) -> dict[str, Tensor]:
+        """The trained parameters' values at construction, by name; not copies."""
+        return {name: self._initial[f"param.{name}"].to(self.device) for name in self.trained}
+
     def start_over(self, keep: int = 0) -> None:
         """Return to the source model and go on: weights, optimiser and averages, not the counters.
 
@@ -440,8 +444,9 @@ class Adapter(Generic[C]):
             keep: leave this many of the trained tensors, from the first on, as they are.
         """
         with torch.no_grad():
+            start = self.at_start()
             for name, parameter in list(self.trained.items())[keep:]:
-                parameter.copy_(self._initial[f"param.{name}"])
+                parameter.copy_(start[name])
         if self.optimizer is not None:
             self.optimizer.state.clear()
         for name in self.running:

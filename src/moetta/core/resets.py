@@ -196,7 +196,7 @@ class Concentration:
 
     def _source_logits(self, inputs: Inputs) -> Tensor:
         adapter = self.adapter
-        start = [adapter._initial[f"param.{name}"].to(adapter.device) for name in adapter.trained]
+        start = list(adapter.at_start().values())
         with holding(list(adapter.trained.values()), start):
             return inputs.logits(adapter.model)
 

@@ -77,6 +77,11 @@ class Guard(Adapter):
                 "Guard cannot run on several ranks: it compares the answers of single processes; "
                 "guard an adapter without process_group, or use reset="
             )
+        if adapter.surgery.inplace:
+            raise ValueError(
+                "Guard compares with the source model, which inplace=True has changed; make the "
+                "adapter without it: frozen weights are shared, not copied"
+            )
         self.adapter = adapter
         self.options = GuardConfig.preset(**options)
         self.reference = Reference(adapter)
@@ -121,6 +126,11 @@ class Guard(Adapter):
     def rate(self) -> float:
         """The share of each learning step that is kept."""
         return self.recovery.rate
+
+    @property
+    def trust(self) -> float:
+        """The weight of the adapted model's answers, from 0 to 1; the source model has the rest."""
+        return max(0.0, min(self.watch.trust, 1 - self.drift / self.options.drift_limit))
 
     @property
     def activated_parameters(self) -> int:
@@ -183,7 +193,7 @@ class Guard(Adapter):
         answers: list[Answer] = []
 
         def answer(logits: Tensor) -> None:
-            weight = self.watch.trust if finite(logits) else 0.0
+            weight = self.trust if finite(logits) else 0.0
             answers.append(self._weighted(inputs, logits, weight))
             self._answer(answers[0].logits)
 
@@ -263,7 +273,7 @@ class Guard(Adapter):
         """Look at a sample of the batch, and answer as far as the adapted model is trusted."""
         if not finite(logits):
             return self._weighted(inputs, logits, 0.0, ("non-finite", math.nan, 0.0))
-        closely = self.watch.trust < TRUSTED or self._reweighs
+        closely = self.trust < TRUSTED or self._reweighs
         index = self.sampler.choose(len(inputs), self.steps, closely).to(logits.device)
         if len(index) == 0:
             return Answer(logits)
@@ -272,7 +282,7 @@ class Guard(Adapter):
         trouble = None if blank else self._trouble(source, logits[index])
         if blank or self._reweighs:
             self._nothing_to_learn = "blank images" if blank else "few classes"
-        weight = 0.0 if trouble is not None else self.watch.trust
+        weight = 0.0 if trouble is not None else self.trust
         known = source[index.argsort()] if len(index) == len(inputs) else None
         answer = self._weighted(inputs, logits, weight, trouble, known)
         reweighed = answer.logits if blank else self._reweighed(answer.logits)
@@ -319,7 +329,7 @@ class Guard(Adapter):
         """Remember the current state if it is trusted and no detector holds evidence against it."""
         if self.mode != "adapt" or self.looks_since_good < LOOKS_BETWEEN_SNAPSHOTS:
             return
-        if self.watch.calm and self.watch.trust >= TRUSTED:
+        if self.watch.calm and self.trust >= TRUSTED:
             self.good = self.adapter.state_dict()
             self.good_is_source = False
             self.looks_since_good = 0
