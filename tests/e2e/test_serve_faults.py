@@ -26,9 +26,10 @@ from serve.processes import below
 from serve.running import SOURCES, Running
 from serve.small_service import picture
 
+# On a busy machine a client may need more than a second for its headers.
 OPTIONS = (
     *("--learn-samples", "8", "--snapshot-every", "2", "--max-wait-ms", "60"),
-    *("--body-timeout", "3", "--header-timeout", "1", "--max-body", "200000"),
+    *("--body-timeout", "3", "--header-timeout", "4", "--max-body", "200000"),
 )
 
 
