@@ -7,7 +7,7 @@ its images.
     python benchmarks/guard.py
     python benchmarks/guard.py --data FOLDER_WITH_CIFAR10 --streams length one-class
     python benchmarks/guard.py --data FOLDER_WITH_PHOTOS --weights FILE --models vit-tiny \
-        --streams photos photos-10 --methods noadapt tent moetta
+        --streams photos photos-10 photos-100 --methods noadapt tent moetta
     python benchmarks/guard.py --only-table
 
 Streams of the digit models: the embedded classical stream, 14,400 images, in batches of 64.
