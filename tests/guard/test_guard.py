@@ -521,6 +521,26 @@ def test_traffic_of_few_classes_is_answered_knowing_that(mode: str, tmp_path: Pa
         assert skipped[-1] is None  # it learns again
 
 
+def test_moetta_plus_is_left_to_learn():
+    """Its offsets start at zero, so nothing but their layers tells whether they are far."""
+    from moetta import zoo
+    from moetta.data import embedded
+
+    model = zoo.load("digits-vit")
+    guard = moetta.Guard(
+        moetta.adapt(model, "moetta_plus", **zoo.tuned("digits-vit", "moetta_plus"))
+    )
+    right = []
+    for batch in embedded.stream("classical", limit=80 * 64):
+        with torch.no_grad():
+            answers = torch.stack([model(batch.images).argmax(1), guard(batch.images).argmax(1)])
+        right.append((answers == batch.labels).double().mean(1))
+    source, guarded_share = 100 * torch.stack(right[20:]).mean(0)
+    assert not guard.counts
+    assert 0.01 < guard.drift < 0.1
+    assert guarded_share > source + 1
+
+
 def test_few_classes_can_be_left_to_the_adapter():
     from moetta import zoo
 
